@@ -454,9 +454,7 @@ def _kind_of_sum(is_scattered: bool) -> str:
   return "reduce_scatter" if is_scattered else "all_reduce"
 
 
-def step_bytes(
-  work: Work,
-) -> collections.Counter[tuple[str, tuple[str, ...]]]:
+def step_bytes(work: Work) -> collections.Counter[tuple[str, tuple[str, ...]]]:
   """Returns the bytes that all devices of a pod send to each other per step.
 
   A key is a kind of collective ("all_reduce", "reduce_scatter", "all_gather" or
@@ -522,16 +520,14 @@ class _Span(NamedTuple):
 
   Both rates are relative to the bandwidth of the two links that a device has
   along a ring.
-
-  Attributes:
-    rings: rate of a collective that sends from neighbour to neighbour; 0.5 if
-      the axis spans only a part of the ring.
-    of_all_to_all: rate of an all-to-all: 4 / n on a ring of n devices, where a
-      byte crosses n / 4 links on average; 2 / n on a line of n devices, where
-      half of all bytes cross the link in the middle.
   """
 
+  # Rate of a collective that sends from neighbour to neighbour; 0.5 if the axis
+  # spans only a part of the ring.
   rings: float
+  # Rate of an all-to-all: 4 / n on a ring of n devices, where a byte crosses
+  # n / 4 links on average; 2 / n on a line, where half of all bytes cross the
+  # link in the middle.
   of_all_to_all: float
 
 

@@ -140,8 +140,7 @@ def recomputed_flops(
   config: ModelConfig, frozen: tuple[str, ...] = ()
 ) -> Mapping[str, int]:
   """Returns {matrix product: FLOPs per token that REMAT does a second time}."""
-  visited = parameters.count_visited(config, frozen)
-  forward = _sum_products(config, visited)
+  forward = _sum_products(config, parameters.count_visited(config, frozen))
   # The backward pass repeats a router's product and the first product with the
   # factors of an adapted output kernel. For the gradient of a magnitude, it
   # repeats all products of this kernel.
@@ -205,9 +204,8 @@ def device_flops(work: Work) -> float:
   for term, of_training in train_flops(config, frozen).items():
     of_token: float = of_training + repeated.get(term, 0)
     of_token *= joined.get(term, 1)
-    if term == parameters.logits_table(
-      config
-    ):  # the table's padding rows have logits too
+    # The table's padding rows have logits too.
+    if term == parameters.logits_table(config):
       of_token *= mesh.padded_vocab_size(config.vocab_size) / config.vocab_size
     if term == SCORES:  # fewer, because attention skips masked blocks
       pairs = sum(

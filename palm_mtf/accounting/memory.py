@@ -77,34 +77,24 @@ def device_bytes(work: Work) -> DeviceBytes:
 
 @dataclasses.dataclass(frozen=True)
 class _BlockSizes:
-  """Sizes of a block's activations on one device, in elements per token.
+  """Sizes of a block's activations on one device, in elements per token."""
 
-  Attributes:
-    columns: products with the outputs of norms.
-    read: q, k, v and the hidden layer, which are made from `columns`; a gated
-      MLP makes the hidden layer from two products.
-    scores: attention scores. They are computed in blocks of queries: all blocks
-      are kept or moved, but working memory holds only the largest.
-    block_scores: scores of the largest block.
-    rows: copies of tokens for their experts, d_model elements per copy.
-    kept_rows: `rows` if they come from other devices, because the forward pass
-      keeps them for the backward pass; otherwise 0.
-    gates: float32 factors of the experts' results.
-    num_norms: number of norms that read the residual stream.
-    num_sums: number of sums that are added to it.
-    num_output_norms: number of norms of sums before they are added.
-  """
-
-  columns: float
+  columns: float  # products with the outputs of norms
+  # q, k, v and the hidden layer, which are made from `columns`; a gated MLP
+  # makes the hidden layer from two products.
   read: float
+  # Attention scores. They are computed in blocks of queries: all blocks are
+  # kept or moved, but working memory holds only the largest.
   scores: float
-  block_scores: float
-  rows: float
+  block_scores: float  # scores of the largest block
+  rows: float  # copies of tokens for their experts, d_model elements per copy
+  # `rows` if they come from other devices, because the forward pass keeps them
+  # for the backward pass; otherwise 0.
   kept_rows: float
-  gates: int
-  num_norms: int
-  num_sums: int
-  num_output_norms: int
+  gates: int  # float32 factors of the experts' results
+  num_norms: int  # number of norms that read the residual stream
+  num_sums: int  # number of sums that are added to it
+  num_output_norms: int  # number of norms of sums before they are added
 
 
 def _block_sizes(work: Work, layer: Layer) -> _BlockSizes:
@@ -128,8 +118,7 @@ def _block_sizes(work: Work, layer: Layer) -> _BlockSizes:
     )
     read += times * (sizes[-1] if isinstance(mixer, Mlp) else sum(sizes))
   heads, length = slice_size(["heads"]), config.sequence_length
-  window = layer.attention.mixer.window
-  pairs = block_pairs(length, config.has_prefix, window)
+  pairs = block_pairs(length, config.has_prefix, layer.attention.mixer.window)
   return _BlockSizes(
     columns=columns,
     read=read,
@@ -157,8 +146,7 @@ class Activations:
     is_float32 = config.logits_dtype == "float32"
     self._logits_width = _FLOAT32 if is_float32 else self._width
     rows = work.rows // mesh.num_microbatches
-    length = config.sequence_length
-    self.tokens = rows // mesh.axis_size_of("batch") * length
+    self.tokens = rows // mesh.axis_size_of("batch") * config.sequence_length
     # The sizes below are elements per token.
     self._stream = config.d_model
     # The stream between blocks is smaller if a rule splits its d_model.
@@ -259,11 +247,8 @@ class Activations:
     self, block: _BlockSizes, *, has_backward: bool
   ) -> dict[str, float]:
     norms, stream, residual = block.num_norms, self._stream, self._residual
-    columns, read, of_results = (
-      block.columns,
-      block.read,
-      block.num_output_norms,
-    )
+    columns, read = block.columns, block.read
+    of_results = block.num_output_norms
     # The forward pass computes norms, residual sums and the softmax, and splits
     # the one product of a norm into q, k, v and the hidden layer.
     forward = {
@@ -435,10 +420,8 @@ def decode_weight_bytes(config: ModelConfig, weight_dtype: str) -> int:
 
 def cache_bytes_per_token(config: ModelConfig) -> int:
   """Returns the bytes of a token's keys and values in all layers."""
-  sizes, width = (
-    parameters.dimension_sizes(config),
-    DTYPE_BYTES[config.activation_dtype],
-  )
+  sizes = parameters.dimension_sizes(config)
+  width = DTYPE_BYTES[config.activation_dtype]
   return width * sum(
     kind.count * math.prod(sizes[dim] for dim in x.outputs)
     for kind in model_of(config).kinds

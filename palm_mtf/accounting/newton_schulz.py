@@ -19,23 +19,16 @@ from palm_mtf.architecture.parameters import parameter_dims, parse_name
 
 
 class Shares(NamedTuple):
-  """One device's share of the products for a kernel.
+  """One device's share of the products for a kernel."""
 
-  Attributes:
-    stack: number of the device's matrices in each dimension before the rows:
-      (experts,), or () for a kernel that is one matrix.
-    is_transposed: whether columns are the first side of X.
-    first: length of the first side of X.
-    second: length of the device's part of the second side.
-    gathered: dimensions over whose mesh axes X is gathered.
-    summed: dimensions over whose mesh axes the terms of A are added up.
-  """
-
+  # Number of the device's matrices in each dimension before the rows:
+  # (experts,), or () for a kernel that is one matrix.
   stack: tuple[int, ...]
-  is_transposed: bool
-  first: int
-  second: int
-  gathered: tuple[int, ...]
+  is_transposed: bool  # whether columns are the first side of X
+  first: int  # length of the first side of X
+  second: int  # length of the device's part of the second side
+  gathered: tuple[int, ...]  # dimensions over whose mesh axes X is gathered
+  # Dimensions over whose mesh axes the terms of A are added up.
   summed: tuple[int, ...]
 
   @property
@@ -81,19 +74,14 @@ def shares_of(
 
 
 class Orthogonalized(NamedTuple):
-  """A kernel whose update an optimizer orthogonalizes.
-
-  Attributes:
-    steps: number of Newton-Schulz steps.
-    count: number of layers with such a kernel.
-    gathers: mesh axis, and numbers that a device has after its all-gather.
-    summed: mesh axes over which the terms of A are added up.
-  """
+  """A kernel whose update an optimizer orthogonalizes."""
 
   shares: Shares
-  steps: int
-  count: int
+  steps: int  # number of Newton-Schulz steps
+  count: int  # number of layers with such a kernel
+  # Mesh axis, and numbers that a device has after its all-gather.
   gathers: list[tuple[str | None, int]]
+  # Mesh axes over which the terms of A are added up.
   summed: tuple[str | None, ...]
 
 

@@ -319,10 +319,8 @@ def _run(config: AnyConfig) -> dict[str, float | None]:
   interrupted = {}
   if hours := config.hardware.chip_mtbi_hours:
     mtbf = hours * _HOUR * config.hardware.chip_devices / num_devices
-    step_secs, restart = (
-      secs / run.train_steps,
-      config.hardware.chip_restart_secs,
-    )
+    step_secs = secs / run.train_steps
+    restart = config.hardware.chip_restart_secs
     kept = min(run.checkpoint_steps, run.train_steps) * step_secs
     interrupted["goodput"] = goodput(mtbf, kept, restart)
     if config.exchange.is_diloco:  # a learner continues from the last sync

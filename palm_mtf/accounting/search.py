@@ -7,12 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from palm_mtf.accounting.hardware import MEASURED
-from palm_mtf.accounting.plan import (
-  REMATS,
-  divides,
-  divisors,
-  memory_parts,
-)
+from palm_mtf.accounting.plan import REMATS, divides, divisors, memory_parts
 from palm_mtf.accounting.step_time import StepTime, device_rates, predict_step
 from palm_mtf.accounting.work import AnyConfig
 from palm_mtf.config.mesh_layout import MeshLayout

@@ -46,24 +46,16 @@ Slices = Sequence[tuple[str, ParameterSlice, int]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-  """The work of a pod, or of one pipeline stage of a pod, in a step.
+  """The work of a pod, or of one pipeline stage of a pod, in a step."""
 
-  Attributes:
-    model: the model; for a stage, with only its layers (`in_stage`).
-    mesh: mesh axes and layout rules of the pod, or of each of its stages.
-    pods: number of pods, and DCN_DTYPE.
-    exchange: what pods exchange.
-    rows: sequences of a step in one pod, over all microbatches.
-    frozen: FROZEN, for the layers of `model`.
-    stage: number of the stage; only stage 0 has parameters outside the layers.
-  """
-
-  model: ModelConfig
+  model: ModelConfig  # for a stage, with only its layers (`in_stage`)
+  # Mesh axes and layout rules of the pod, or of each of its stages.
   mesh: MeshLayout
   optimizer: OptimizerConfig
-  pods: PodsConfig
-  rows: int
-  frozen: tuple[str, ...] = ()
+  pods: PodsConfig  # number of pods, and DCN_DTYPE
+  rows: int  # sequences of a step in one pod, over all microbatches
+  frozen: tuple[str, ...] = ()  # FROZEN, for the layers of `model`
+  # Number of the stage; only stage 0 has parameters outside the layers.
   stage: int = 0
   exchange: ExchangeConfig = dataclasses.field(default_factory=ExchangeConfig)
 

@@ -147,20 +147,15 @@ class Projection(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-  """How attention mixes q, k and v.
+  """How attention mixes q, k and v."""
 
-  Attributes:
-    score_positions: value of POSITIONS if it changes scores, such as "t5"; None
-      for other values.
-    extras: (name within the layer, dimensions) of parameters for scores.
-    window: number of positions that a position sees, itself included; None for
-      no limit.
-    scale: factor of the products of q and k; None for 1 / sqrt(d_kv).
-  """
-
+  # Value of POSITIONS if it changes scores, such as "t5"; else None.
   score_positions: str | None = None
+  # (name within the layer, dimensions) of parameters for scores.
   extras: tuple[tuple[str, Dims], ...] = ()
+  # Number of positions that a position sees, with itself; None for no limit.
   window: int | None = None
+  # Factor of the products of q and k; None for 1 / sqrt(d_kv).
   scale: float | None = None
 
   def factor(self, d_kv: int) -> float:
@@ -186,27 +181,18 @@ class Experts:
   Each token has a score per expert, and uses the experts with the highest
   scores. The result is the sum of these experts' results, each multiplied by
   the token's score of the expert.
-
-  Attributes:
-    mlp: what an expert computes.
-    count: number of experts.
-    per_token: number of experts that a token uses.
-    router: "softmax" or "sigmoid": how products become scores.
-    normalizes: whether the scores of a token's experts are divided by their
-      sum.
-    scale: factor of the scores.
-    has_bias: whether a bias per expert is added to the scores for the choice.
-    capacity_factor: CAPACITY_FACTOR.
   """
 
-  mlp: Mlp
-  count: int
-  per_token: int
-  router: str
+  mlp: Mlp  # what an expert computes
+  count: int  # number of experts
+  per_token: int  # number of experts that a token uses
+  router: str  # "softmax" or "sigmoid": how products become scores
+  # Whether the scores of a token's experts are divided by their sum.
   normalizes: bool
-  scale: float
+  scale: float  # factor of the scores
+  # Whether a bias per expert is added to the scores for the choice.
   has_bias: bool
-  capacity_factor: float | None
+  capacity_factor: float | None  # CAPACITY_FACTOR
 
   @property
   def states(self) -> tuple[str, ...]:
@@ -230,20 +216,15 @@ ROUTER, LOAD, ROUTER_BIAS = "mlp/router", "mlp/router_load", "mlp/router_bias"
 
 @dataclasses.dataclass(frozen=True)
 class Branch:
-  """One branch of a layer.
+  """One branch of a layer."""
 
-  Attributes:
-    inputs: products of a norm: q, k and v; one or two products of an MLP; or
-      the router's product, then those of all experts.
-    mixer: maps these products to the input of `output`.
-    output: product that is added to the residual stream.
-    output_norm: name within the layer of the norm of `output`, before it is
-      added; None for no norm.
-  """
-
+  # Products of a norm: q, k and v; one or two products of an MLP; or the
+  # router's product, then those of all experts.
   inputs: tuple[Projection, ...]
+  # Maps these products to the input of `output`.
   mixer: Attention | Mlp | Experts
-  output: Projection
+  output: Projection  # product that is added to the residual stream
+  # Name within the layer of the norm of `output` before it is added, if any.
   output_norm: str | None = None
 
   @property
@@ -387,8 +368,7 @@ class Model(NamedTuple):
   @property
   def experts(self) -> Experts | None:
     """The experts, which are alike in all layers that have any."""
-    found = (x.sparse.experts for x in self.layers if x.sparse)
-    return next(found, None)
+    return next((x.sparse.experts for x in self.layers if x.sparse), None)
 
   @property
   def kinds(self) -> tuple[Kind, ...]:
@@ -457,9 +437,7 @@ def _cross(config: ModelConfig, name: str) -> Sum:
   q, k, v, output = (
     Projection(f"{name}/{part}", *dims)
     for part, dims in zip(
-      "qkvo",
-      ((stream, _HEADS), memory, memory, (_HEADS, stream)),
-      strict=True,
+      "qkvo", ((stream, _HEADS), memory, memory, (_HEADS, stream)), strict=True
     )
   )
   reads = ("norm", (q,)), ("memory_norm", (k, v))

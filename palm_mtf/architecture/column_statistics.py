@@ -8,15 +8,11 @@ import numpy as np
 
 
 class ColumnStatistics(NamedTuple):
-  """Sums over a text, for one kernel, or for the table of the logits.
+  """Sums over a text, for one kernel, or for the table of the logits."""
 
-  Attributes:
-    sums: sum of x^2 of each input, [inputs] or [experts, inputs] float64.
-    tokens: number of tokens, [] or [experts] int64.
-    hessian: sum of x^T x, [inputs, inputs] or [experts, inputs, inputs]
-      float32; None if it was not requested.
-  """
-
+  # Sum of x^2 of each input, [inputs] or [experts, inputs] float64.
   sums: np.ndarray
-  tokens: np.ndarray
+  tokens: np.ndarray  # number of tokens, [] or [experts] int64
+  # Sum of x^T x, [inputs, inputs] or [experts, inputs, inputs] float32; None if
+  # it was not requested.
   hessian: np.ndarray | None = None

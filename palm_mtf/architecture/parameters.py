@@ -91,8 +91,7 @@ class ParameterName(NamedTuple):
   @property
   def is_kernel(self) -> bool:
     """Whether the parameter is a kernel, not a table, scale or bias."""
-    tables = ("embedding", VIRTUAL)
-    return not self.is_vector and not self.last.endswith(tables)
+    return not self.is_vector and not self.last.endswith(("embedding", VIRTUAL))
 
   @property
   def is_scale(self) -> bool:
@@ -113,8 +112,7 @@ class ParameterName(NamedTuple):
   @property
   def is_adapter(self) -> bool:
     """Whether the parameter belongs to an adapter."""
-    ends = (A, B, MAGNITUDE, VIRTUAL)
-    return self.part == PROMPT or self.part.endswith(ends)
+    return self.part == PROMPT or self.part.endswith((A, B, MAGNITUDE, VIRTUAL))
 
   @property
   def is_float32(self) -> bool:

@@ -47,20 +47,15 @@ _SAME_VALUE = ("bitcast", "copy")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Collective:
-  """A collective of a compiled program.
+  """A collective of a compiled program."""
 
-  Attributes:
-    kind: "all_gather", "all_reduce", "all_to_all", "permute" or
-      "reduce_scatter".
-    groups: device numbers of each group; for a permute, (sender, receiver).
-    times: how many times a device runs the collective per run of the program.
-    sent_bytes: bytes that a device sends each time.
-  """
-
+  # "all_gather", "all_reduce", "all_to_all", "permute" or "reduce_scatter".
   kind: str
+  # Device numbers of each group; for a permute, (sender, receiver).
   groups: Groups
+  # How many times a device runs the collective per run of the program.
   times: int
-  sent_bytes: float
+  sent_bytes: float  # bytes that a device sends each time
 
 
 class _Instruction(NamedTuple):

@@ -380,8 +380,7 @@ def _compile(
   begin = time.monotonic()
   lowered = function.lower(*given)
   try:
-    options = {} if config.mesh_layout.tpu else _CUDA_OPTIONS
-    compiled = lowered.compile(options)
+    compiled = lowered.compile({} if config.mesh_layout.tpu else _CUDA_OPTIONS)
   except jax.errors.JaxRuntimeError as error:
     if found := read_excess(str(error)):
       raise _TooLargeError(*found) from None

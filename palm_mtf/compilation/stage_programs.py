@@ -23,22 +23,15 @@ from palm_mtf.steps.plan import num_kept
 
 
 class StageProgram(NamedTuple):
-  """A program of a stage, to compile without data.
+  """A program of a stage, to compile without data."""
 
-  Attributes:
-    name: the name of the program in `StageStep`.
-    function: the jitted function.
-    given: shapes, dtypes and shardings of the arguments.
-    kept: bytes per device of arrays that are no arguments or results of the
-      program, but are in memory while the program runs.
-    times: how many times a step runs the program.
-  """
-
-  name: str
-  function: Any
-  given: Sequence[Any]
+  name: str  # the name of the program in `StageStep`
+  function: Any  # the jitted function
+  given: Sequence[Any]  # shapes, dtypes and shardings of the arguments
+  # Bytes per device of arrays that are no arguments or results of the program,
+  # but are in memory while the program runs.
   kept: int
-  times: int = 1
+  times: int = 1  # how many times a step runs the program
 
 
 def list_programs(
@@ -60,7 +53,7 @@ class _Stage:
     step = self._step
     state = step.abstract_state()
     variables = step.read(state)
-    rows, times = step.abstract_rows(), self._layout.num_microbatches
+    rows, times = step.rows, self._layout.num_microbatches
     dropout = self._everywhere([DROPOUT_STATE.size], jnp.int32)
     slots = device_bytes(state) - device_bytes(variables)
     given = variables, rows, dropout

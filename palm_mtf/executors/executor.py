@@ -6,12 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
-from palm_mtf.config import (
-  MeshLayout,
-  ModelConfig,
-  OptimizerConfig,
-  PodsConfig,
-)
+from palm_mtf.config import MeshLayout, ModelConfig, OptimizerConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.generation.decode.functions import BuildProgram
 from palm_mtf.generation.decode.weights import DecodeSettings, LayerWeights
@@ -52,8 +47,7 @@ class OpenLoss(NamedTuple):
 def open_loss(client: Client, process: Process, built: LossProgram) -> OpenLoss:
   """Returns the loss of a built program; `process` reads the checkpoint."""
   reads = state_of(variables_of([built.slices]))
-  outputs = [built.loss, built.weight_sum]
-  program = Program(built.features, outputs, reads=reads)
+  program = Program(built.features, [built.loss, built.weight_sum], reads=reads)
   return OpenLoss(client, process, built.slices, program)
 
 

@@ -144,8 +144,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       with tf.device(cpu):
         begin = self.slice_begin(shape, pnum)
         slices.append(tf.slice(tensors[cpu], begin, size))
-    laid_out = self.LaidOutTensor(slices)
-    return mtf.import_laid_out_tensor(mesh, laid_out, shape)
+    return mtf.import_laid_out_tensor(mesh, self.LaidOutTensor(slices), shape)
 
   def slicewise(self, fn: Callable, *inputs: object) -> object:
     """Applies `fn` to each device's slices of the inputs; returns slices."""
@@ -380,18 +379,14 @@ class Devices(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class CpuGpuDevices:
-  """`Devices` that are CPUs or GPUs, of this process or of servers.
-
-  Attributes:
-    native_threads: threads per C++ operation; 0 if any process that has these
-      devices lacks the C++ operations.
-    first_pod: number of the first of `pods` among all pods of the run.
-  """
+  """`Devices` that are CPUs or GPUs, of this process or of servers."""
 
   client: str
   pods: Sequence[Sequence[str]]
+  # Threads per C++ operation; 0 if any process that has these devices lacks the
+  # C++ operations.
   native_threads: int = 0
-  first_pod: int = 0
+  first_pod: int = 0  # number of the first of `pods` among all pods of the run
 
   def of_pod(self, pod: int) -> "CpuGpuDevices":
     """Returns the devices of one pod."""
@@ -409,8 +404,7 @@ class CpuGpuDevices:
 def local_devices(num_devices: int, num_pods: int = 1) -> CpuGpuDevices:
   """Returns devices of this process: `num_devices` for each pod.
 
-  Raises:
-    UserError: if this machine has GPUs, but fewer than the pods need.
+  Raises UserError if this machine has GPUs, but fewer than the pods need.
   """
   gpus = len(tf.config.list_physical_devices("GPU"))
   needed = num_devices * num_pods

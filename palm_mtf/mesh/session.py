@@ -26,8 +26,7 @@ def session_config(num_devices: int, num_pods: int = 1) -> tf.ConfigProto:
 
   `num_devices` is the number of devices per pod.
 
-  Raises:
-    UserError: if TF_XLA_FLAGS cannot work with so many devices.
+  Raises UserError if TF_XLA_FLAGS cannot work with so many devices.
   """
   check_xla_flags(num_devices * num_pods)
   config = tf.ConfigProto(

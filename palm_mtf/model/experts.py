@@ -46,17 +46,13 @@ class Groups(NamedTuple):
 
   With the defaults, each expert has one block of rows, and all blocks have
   equal size.
-
-  Attributes:
-    count: number of experts.
-    sizes: number of rows of each expert and, last, number of choices without a
-      row, [count + 1] int32; None if rows are in blocks of equal size.
-    experts: the expert of each block of rows, [blocks] int32; None if expert i
-      has block i.
   """
 
-  count: int
+  count: int  # number of experts
+  # Number of rows of each expert and, last, number of choices without a row,
+  # [count + 1] int32; None if rows are in blocks of equal size.
   sizes: tf.Tensor | None = None
+  # Expert of each block of rows, [blocks] int32; None if expert i has block i.
   experts: tf.Tensor | None = None
 
 
@@ -64,20 +60,16 @@ class Rows(NamedTuple):
   """Which row belongs to which token, choice and expert.
 
   On CPUs, the choices without a row come last in `token` and `choice`.
-
-  Attributes:
-    token: token of each row, [rows] int32; arbitrary for a padding row.
-    choice: choice of each row, [rows] int32: i * chosen + j for choice j of
-      token i; -1 for a padding row.
-    place: row of each choice, [tokens, chosen] int32; -1 for a choice without a
-      row.
-    groups: the expert of each row.
   """
 
+  # Token of each row, [rows] int32; arbitrary for a padding row.
   token: tf.Tensor
+  # Choice of each row, [rows] int32: i * chosen + j for choice j of token i; -1
+  # for a padding row.
   choice: tf.Tensor
+  # Row of each choice, [tokens, chosen] int32; -1 for a choice without a row.
   place: tf.Tensor
-  groups: Groups
+  groups: Groups  # the expert of each row
 
 
 def find_rows(

@@ -21,17 +21,11 @@ from palm_mtf.ops.slicewise import WholeSlice
 
 @dataclasses.dataclass(frozen=True)
 class LowRanks:
-  """The factors of some joined kernels, on one device.
+  """The factors of some joined kernels, on one device."""
 
-  Attributes:
-    shapes: of each kernel's slice, without its inputs.
-    ranks: the rank of each kernel's adapter; 0 for a kernel without one.
-    scale: the factor of A B.
-  """
-
-  shapes: Sequence[Sequence[int]]
-  ranks: Sequence[int]
-  scale: float
+  shapes: Sequence[Sequence[int]]  # of each kernel's slice, without its inputs
+  ranks: Sequence[int]  # of each kernel's adapter; 0 for a kernel without one
+  scale: float  # the factor of A B
 
   def down(self, x: tf.Tensor, firsts: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns scale * x [A | ...], [rows, ranks], for x [rows, inputs]."""
@@ -54,8 +48,7 @@ class LowRanks:
     """Returns the gradient of each B, given `down`'s result."""
     whole, found = matmul(low, gradient, transpose_a=True), []
     for row, column, rank, shape in self._blocks():
-      width = math.prod(shape)
-      block = whole[row : row + rank, column : column + width]
+      block = whole[row : row + rank, column : column + math.prod(shape)]
       found.append(tf.reshape(block, [rank, *shape]))
     return found
 

@@ -96,10 +96,8 @@ def _mix(at, scale, rotary, q, k, v, *tokens):
 
   queries, keys, values = cut(q, at[0]), cut(k, at[1]), cut(v, at[1])
   if rotary:
-    queries, keys = (
-      _rotate(queries, at[0], rotary),
-      _rotate(keys, at[1], rotary),
-    )
+    queries = _rotate(queries, at[0], rotary)
+    keys = _rotate(keys, at[1], rotary)
   heads, visible = Heads(q.shape[2], keys.shape), tf.ones([1] * 4, tf.bool)
   for x in tokens:
     visible = cut(x, at[1])[:, tf.newaxis, tf.newaxis] >= 0

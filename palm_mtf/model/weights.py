@@ -179,10 +179,8 @@ class TrainedWeights:
     variables: Mapping[str, mtf.Tensor] | None = None,
     loss: LossConfig | None = None,
   ):
-    self.mesh, self._loss = (
-      mesh,
-      loss or LossConfig(z_loss=0.0, balance_loss=0.0),
-    )
+    self.mesh = mesh
+    self._loss = loss or LossConfig(z_loss=0.0, balance_loss=0.0)
     self._config, self._dims = config, dims
     self._variables = variables or palm_variables([mesh], config, dims, seed)
     self._logits_dtype = logits_dtype(config)
@@ -197,8 +195,7 @@ class TrainedWeights:
     result is [batch, length, d_model], activation dtype.
     """
     table = self._kernel("embedding", tokens)
-    scale = self._config.embedding_scale
-    x = embed(table, tokens, self._gradient_dtype, scale)
+    x = embed(table, tokens, self._gradient_dtype, self._config.embedding_scale)
     if self._config.adapter == "prompt":
       x = put_virtual(x, self._kernel(PROMPT, x), segments)
     if "position_embedding" not in self._variables:

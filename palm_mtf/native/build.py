@@ -103,8 +103,7 @@ def load_library() -> bytes:
   CXX names the C++ compiler; the default is `c++`. The cache has one library
   per compiler; without a compiler, any cached library for this CPU is loaded.
 
-  Raises:
-    BuildError: if the library cannot be compiled.
+  Raises BuildError if the library cannot be compiled.
   """
   with _compiling:  # a second thread finds what the first has compiled
     return _load_library()

@@ -147,10 +147,7 @@ def pack(
   )
   columns = count_panel_columns()
   panels.set_shape(
-    [
-      stack * -(-outer // columns),
-      _count_panel_bytes(dtype, inner, columns),
-    ]
+    [stack * -(-outer // columns), _count_panel_bytes(dtype, inner, columns)]
   )
   return PackedKernel(panels, outer, dtype)
 
@@ -398,8 +395,7 @@ def make_history(prompts: tf.Tensor, most_tokens: int) -> tf.Tensor:
     prompts: tokens that each text begins with, [rows, tokens] int32.
     most_tokens: maximum number of tokens in a text, prompt included.
   """
-  after = most_tokens - prompts.shape[1]
-  return tf.pad(prompts, [[0, 0], [_COUNTS, after]])
+  return tf.pad(prompts, [[0, 0], [_COUNTS, most_tokens - prompts.shape[1]]])
 
 
 def write_history(

@@ -30,6 +30,7 @@ class LaidOut(Protocol):
     """Shape of a slice."""
 
 
+@runtime_checkable
 class Placement(Protocol):
   """The devices of one pod: a Mesh TensorFlow `MeshImpl` with more methods.
 
@@ -106,10 +107,7 @@ class Placement(Protocol):
   def lower(self, placements: Mapping[mtf.Mesh, Any]) -> Any:
     """Lowers the graph of a mesh into the current tf.Graph."""
 
-
-@runtime_checkable
-class UpdatePlacement(Placement, Protocol):
-  """A `Placement` that keeps variables, which an optimizer updates in place."""
+  # --- Variables -------------------------------------------------------------
 
   def assign_if_finite(
     self, variable: Any, value: Any, is_finite: Any

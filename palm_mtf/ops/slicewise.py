@@ -21,10 +21,8 @@ def slice_offset(mesh_impl: mtf.MeshImpl, dim: mtf.Dimension) -> object:
   if axis is None:
     return tf.constant(0)
   size = dim.size // mesh_impl.shape[axis].size
-  return mesh_impl.slicewise(  # `coordinate`: the device's index along `axis`
-    lambda coordinate: tf.cast(coordinate, tf.int32) * size,
-    mesh_impl.laid_out_pcoord(axis),
-  )
+  index = mesh_impl.laid_out_pcoord(axis)  # of the device along `axis`
+  return mesh_impl.slicewise(lambda x: tf.cast(x, tf.int32) * size, index)
 
 
 def native_threads(mesh_impl: mtf.MeshImpl) -> int:

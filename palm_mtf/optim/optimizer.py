@@ -22,7 +22,7 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.accounting.optimizer_state import parameter_slots
 from palm_mtf.architecture.parameters import parse_name
 from palm_mtf.config import OptimizerConfig
-from palm_mtf.ops.placement import UpdatePlacement
+from palm_mtf.ops.placement import Placement
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.variables import Fill, SlicedVariable
 from palm_mtf.ops.xla import fused_sum
@@ -99,7 +99,7 @@ class Rule(abc.ABC):
     self.center = center_of(variable.name, config.norm_scale)
     self.is_decayed = is_decayed(variable.name, config.weight_decay_on)
     self.size = math.prod(variable.sizes)
-    self.mesh_impl: UpdatePlacement = lowering.mesh_impl(variable)
+    self.mesh_impl: Placement = lowering.mesh_impl(variable)
     self._split_axes = split_axes(self.mesh_impl, variable.shape.dims)
     self.slots = {
       name: lowering.variables[x].laid_out_tensor

@@ -69,16 +69,12 @@ def _math_of(x: object) -> _Math:
 
 
 class Sent(NamedTuple):
-  """A tensor as it crosses the network.
+  """A tensor as it crosses the network."""
 
-  Attributes:
-    codes: float32 or bfloat16, in the shape of the tensor; or, [groups, GROUP],
-      int8, or two numbers of 4 bits per uint8, [groups, GROUP / 2].
-    scales: [groups, 1] float32; None for float32 and bfloat16.
-  """
-
+  # float32 or bfloat16, in the shape of the tensor; or, [groups, GROUP], int8,
+  # or two numbers of 4 bits per uint8, [groups, GROUP / 2].
   codes: Any
-  scales: Any = None
+  scales: Any = None  # [groups, 1] float32; None for float32 and bfloat16
 
 
 def outer_step(

@@ -146,8 +146,7 @@ class PalmLoss:
     """Returns the model on a stage's mesh, to run only the stage's layers."""
     dropout = None
     if stage.dropout_state is not None:
-      rate = self._loss.dropout
-      dropout = Dropout(rate, self.seed, stage.dropout_state)
+      dropout = Dropout(self._loss.dropout, self.seed, stage.dropout_state)
     weights = TrainedWeights(
       stage.mesh,
       self._config,

@@ -49,8 +49,7 @@ class ModelLoss:
   ):
     """Checks the features; a microbatch has `num_rows` rows.
 
-    Raises:
-      UserError: a feature is not a pair of a dtype and dimensions.
+    Raises UserError if a feature is not a pair of a dtype and dimensions.
     """
     self._function, self._device_mesh, self._seed = function, mesh, seed
     self._frozen = frozen
@@ -62,9 +61,8 @@ class ModelLoss:
   def build_sums(self, stages: Sequence[Stage]) -> LossSums:
     """Makes the variables and the loss; see `LossFunction`.
 
-    Raises:
-      UserError: the function returns no loss, or a variable or a layout rule
-        does not fit.
+    Raises UserError if the function returns no loss, or a variable or a layout
+    rule does not fit.
     """
     (stage,) = stages
     return self.build(stage.mesh, stage.batch)

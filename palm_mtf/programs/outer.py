@@ -88,25 +88,20 @@ class _Region(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class OuterPrograms:
-  """The programs of syncs, and the variables that checkpoints hold.
+  """The programs of syncs, and the variables that checkpoints hold."""
 
-  Attributes:
-    begin: sets outer parameters to the pods' parameters, momentum to 0.
-    send, exchange, merge: the calls of a sync, for each fragment.
-    show: keeps the pods' own parameters aside, and sets them to the outer ones.
-    hide: undoes `show`.
-    equal: each pod's variables that are equal on all pods: outer parameters
-      under the parameters' names, their momentum, and what is not trained.
-    own: each pod's own parameters and optimizer slots, by "pods/<pod>/<name>".
-  """
-
-  begin: Program
+  begin: Program  # sets outer parameters to the pods' parameters, momentum to 0
+  # `send`, `exchange` and `merge`: the calls of a sync, for each fragment.
   send: Sequence[Program]
   exchange: Sequence[Program]
   merge: Sequence[Program]
+  # Keeps the pods' own parameters aside, and sets them to the outer ones.
   show: Program
-  hide: Program
+  hide: Program  # undoes `show`
+  # Each pod's variables that are equal on all pods: outer parameters under the
+  # parameters' names, their momentum, and what is not trained.
   equal: Pods
+  # Each pod's own parameters and optimizer slots, by "pods/<pod>/<name>".
   own: Pods
 
   def saved(self, num_pods: int) -> dict[str, list[Slice]]:
@@ -303,8 +298,7 @@ def _make_variables(name: str, part: Slice) -> list[tf.Variable]:
     shape = part.variable.shape.as_list()
     return tf.raw_ops.Empty(shape=shape, dtype=tf.float32, init=True)
 
-  names = name, f"{name}/momentum"
-  return [keep_variable(x, part.near, make) for x in names]
+  return [keep_variable(x, part.near, make) for x in (name, f"{name}/momentum")]
 
 
 class _Handover:

@@ -55,6 +55,7 @@ from palm_mtf.programs.features import (
   make_placeholders,
 )
 from palm_mtf.programs.loss_function import LossFunction, LossSums
+from palm_mtf.programs.step_programs import make_scalars
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,20 +295,7 @@ class PodBuilder:
     self._graph = mtf.Graph()
     # {operation: phase of a traced step}, for all operations before `mark`.
     self.phases: dict[mtf.Operation, str] = {}
-    with tf.device(devices.client):
-      no_step = tf.constant(-1, tf.int64)  # the default turns dropout off
-      # Number of steps done before, [], int64.
-      self.step = tf.placeholder_with_default(no_step, [], "step")
-      # Number of steps since the optimizer's slots were 0, [], int64.
-      self.slot_step = tf.placeholder_with_default(self.step, [], "slot_step")
-      # Number of the first pod among all pods of the run, [], int32.
-      self.first_pod = tf.placeholder_with_default(
-        devices.first_pod, [], "first_pod"
-      )
-      # Index of the microbatch in the step, [], int32.
-      self.microbatch = tf.placeholder_with_default(0, [], "microbatch")
-      # JSON that describes the batches that servers read, [], string.
-      self.batches = tf.placeholder(tf.string, [], "batches")
+    self.scalars = make_scalars(devices, read is not None)
 
   def mark(self, phase: str) -> None:
     """Sets the phase of the operations made since the last `mark`."""
@@ -347,7 +335,7 @@ class PodBuilder:
     self, pod: int, mesh: mtf.Mesh, placement: CpuGpuPlacement
   ) -> Stage:
     """Imports features and scalars into the mesh of a stage."""
-    num_before = len(self._graph.operations)
+    num_before, scalars = len(self._graph.operations), self.scalars
     # Feed rows in the stage's process, so that only this process gets them.
     with tf.device(placement.cpu):
       by_cpu = self._make_placeholders(pod, placement)
@@ -355,12 +343,12 @@ class PodBuilder:
       features = self._loss_function.features
       batch = import_features(mesh, placement, by_cpu, features)
       micro_rows = self._num_rows // self._mesh_layout.num_microbatches
-      first_row = (self.first_pod + pod) * self._num_rows
-      first_row += self.microbatch * micro_rows
+      first_row = (scalars.first_pod + pod) * self._num_rows
+      first_row += scalars.microbatch * micro_rows
       numbers = {
-        **find_rates(self._optimizer, self.step, self.slot_step),
-        "is_first": tf.equal(self.microbatch, 0),
-        "dropout_state": build_dropout_state(self.step, first_row),
+        **find_rates(self._optimizer, scalars.step, scalars.slot_step),
+        "is_first": tf.equal(scalars.microbatch, 0),
+        "dropout_state": build_dropout_state(scalars.step, first_row),
       }
       dropout_state = None
       if self._loss_function.has_dropout:
@@ -380,12 +368,14 @@ class PodBuilder:
     if self._read is None:
       return {placement.cpu: make_placeholders(features)}
     num_microbatches = self._mesh_layout.num_microbatches
+    scalars = self.scalars
     num_parts = len(self._devices.pods) * num_microbatches
     by_cpu = {}
     for cpu in placement.reading_cpus:
       with tf.device(cpu):
-        part = pod * num_microbatches + self.microbatch
-        values = self._read(cpu, self.batches, self.step, part, num_parts)
+        part = pod * num_microbatches + scalars.microbatch
+        given = scalars.batches, scalars.step, part, num_parts
+        values = self._read(cpu, *given)
         by_cpu[cpu] = make_placeholders(features, values)
     return by_cpu
 

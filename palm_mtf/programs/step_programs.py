@@ -10,14 +10,7 @@ from palm_mtf._tf import tf
 from palm_mtf.mesh.cpu_gpu import Devices
 from palm_mtf.mesh.slices import Pods, Slice, variables_of
 from palm_mtf.runtime.program import Program, state_of
-from palm_mtf.steps.plan import (
-  PARAMETERS,
-  ROWS,
-  SUMS,
-  Call,
-  Node,
-  StepPlan,
-)
+from palm_mtf.steps.plan import PARAMETERS, ROWS, SUMS, Call, Node, StepPlan
 
 # For each process that reads rows of a microbatch, {feature: placeholder}. A
 # client that feeds rows feeds all processes, so that no process sends rows.
@@ -41,8 +34,8 @@ class BatchRows(NamedTuple):
   size: int  # rows of a microbatch, or of the pod if a call takes all of them
 
 
-class Inputs(NamedTuple):
-  """Placeholders of a training step."""
+class Scalars(NamedTuple):
+  """Placeholders that every call of a step feeds."""
 
   # Number of steps done before, [] int64. Not fed for a loss, because the
   # default, -1, turns dropout off.
@@ -57,15 +50,27 @@ class Inputs(NamedTuple):
   # JSON that describes the batches that servers read, [] string; None if the
   # client feeds all features.
   batches: tf.Tensor | None
+
+
+def make_scalars(devices: Devices, reads_batches: bool) -> Scalars:
+  """Makes the placeholders; `reads_batches` is whether servers read batches."""
+  with tf.device(devices.client):
+    step = tf.placeholder_with_default(tf.constant(-1, tf.int64), [], "step")
+    return Scalars(
+      step,
+      tf.placeholder_with_default(step, [], "slot_step"),
+      tf.placeholder_with_default(devices.first_pod, [], "first_pod"),
+      tf.placeholder_with_default(0, [], "microbatch"),
+      tf.placeholder(tf.string, [], "batches") if reads_batches else None,
+    )
+
+
+class Inputs(NamedTuple):
+  """What the calls of a training step feed."""
+
+  scalars: Scalars
   rows: Mapping[str, Rows]  # of each node that reads rows, by the node's name
   pod_rows: int  # rows of a batch that each pod gets
-
-  @property
-  def scalars(self) -> dict[str, tf.Tensor]:
-    """Placeholders that every call of a step feeds, by name."""
-    names = "step", "slot_step", "first_pod", "microbatch"
-    named = {x: getattr(self, x) for x in names}
-    return named if self.batches is None else named | {"batches": self.batches}
 
 
 # Terms of the loss whose means validation reports, where a model has them.
@@ -87,53 +92,44 @@ class LossProgram(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StepPrograms:
-  """The programs of a training step, and of a batch's losses.
+  """The programs of a training step, and of a batch's losses."""
 
-  Attributes:
-    plan: the step. Its last call returns the metrics: terms of the loss (for
-      PaLM "loss", in nats per token, and "z_loss"), "grad_norm",
-      "learning_rate", root mean squares, "parameter_rms/<kind>" and
-      "update_rms/<kind>" (`rms_by_kind` in optim/optimizer.py), and with
-      experts "expert_load" (`largest_load`), [] float32 each. If a loss or the
-      gradient norm is not finite, the last call raises InvalidArgumentError and
-      changes no variable.
-    losses: the losses of a batch. The last call of each pod returns the means
-      over its rows of the terms in VALIDATED, and the sum of their weights
-      (`LossProgram`).
-    programs: the program of each call of both plans, by `Call.nodes`.
-    measure: program of the last call's microbatch that changes no variable. It
-      returns the losses and "grad_norm" by name, the sum of squares of each
-      parameter's gradient, [parameters] float32, and whether all losses are
-      finite, [] bool.
-    rows: where in a batch the rows of an input are, by the input's name.
-    batch_size: sequences in a step, over all pods.
-    parameters: names of the trained variables, in the order of the model.
-    pod_slices: each pod's variables: {name in checkpoints: slices}.
-    initialize: draws the initial weights.
-    devices: the devices of the pods.
-    first_options: options of the calls of the first step.
-    loop: program of several steps of one pod, or None. A call returns the
-      metrics of each step, [steps] float32 each; the number of steps that were
-      run, [] int32; and whether the last of them is finite. The loop ends early
-      after a step that is not finite, which changes no variable. Inputs: "step"
-      and "num_steps", [] each, and the features, [steps, batch, length] each;
-      rows of steps after `num_steps` are ignored.
-    phases: {name scope of operations in the graph: phase}; see `read_trace`
-      (training/step_trace.py).
-  """
-
+  # The step. Its last call returns the metrics: terms of the loss (for PaLM
+  # "loss", in nats per token, and "z_loss"), "grad_norm", "learning_rate", root
+  # mean squares, "parameter_rms/<kind>" and "update_rms/<kind>" (`rms_by_kind`
+  # in optim/optimizer.py), and with experts "expert_load" (`largest_load`), []
+  # float32 each. If a loss or the gradient norm is not finite, the last call
+  # raises InvalidArgumentError and changes no variable.
   plan: StepPlan
+  # The losses of a batch. The last call of each pod returns the means over its
+  # rows of the terms in VALIDATED, and the sum of their weights
+  # (`LossProgram`).
   losses: StepPlan
+  # The program of each call of both plans, by `Call.nodes`.
   programs: Mapping[tuple[str, ...], Program]
+  # Program of the last call's microbatch that changes no variable. It returns
+  # the losses and "grad_norm" by name, the sum of squares of each parameter's
+  # gradient, [parameters] float32, and whether all losses are finite, [] bool.
   measure: Program
+  # Where in a batch the rows of an input are, by the input's name.
   rows: Mapping[str, BatchRows]
-  batch_size: int
+  batch_size: int  # sequences in a step, over all pods
+  # Names of the trained variables, in the order of the model.
   parameters: list[str]
-  pod_slices: Pods
-  initialize: tf.Operation
+  pod_slices: Pods  # each pod's variables: {name in checkpoints: slices}
+  initialize: tf.Operation  # draws the initial weights
   devices: Devices
+  # Options of the calls of the first step.
   first_options: tf.RunOptions | None = None
+  # Program of several steps of one pod, or None. A call returns the metrics of
+  # each step, [steps] float32 each; the number of steps that were run, []
+  # int32; and whether the last of them is finite. The loop ends early after a
+  # step that is not finite, which changes no variable. Inputs: "step" and
+  # "num_steps", [] each, and the features, [steps, batch, length] each; rows of
+  # steps after `num_steps` are ignored.
   loop: Program | None = None
+  # {name scope of operations in the graph: phase}; see `read_trace`
+  # (training/step_trace.py).
   phases: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @property
@@ -172,6 +168,8 @@ class _Maker:
 
   def __init__(self, inputs: Inputs, pod_slices: Pods, devices: Devices):
     self._inputs, self._devices = inputs, devices
+    scalars = inputs.scalars._asdict()
+    self._scalars = {x: y for x, y in scalars.items() if y is not None}
     self._variables = [state_of(variables_of([x])) for x in pod_slices]
     self._rows: dict[str, BatchRows] = {}
 
@@ -196,7 +194,7 @@ class _Maker:
     self, plan: StepPlan, call: Call, graph: CallGraph
   ) -> Program:
     nodes = plan.nodes_of(call)
-    inputs = {} if plan.last is None else self._inputs.scalars
+    inputs = {} if plan.last is None else {**self._scalars}
     for node in nodes:
       if ROWS in node.reads and (plan.last is None or "batches" not in inputs):
         inputs |= self._name_rows(node)

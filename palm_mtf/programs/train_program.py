@@ -13,11 +13,7 @@ from typing import Any
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config import OptimizerConfig, PodsConfig, StepConfig
 from palm_mtf.config.device_mesh import DeviceMesh
-from palm_mtf.mesh.cpu_gpu import (
-  CpuGpuDevices,
-  CpuGpuLowering,
-  local_devices,
-)
+from palm_mtf.mesh.cpu_gpu import CpuGpuDevices, CpuGpuLowering, local_devices
 from palm_mtf.mesh.session import ONE_BY_ONE
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.mesh.stages import StagesLowering, find_parts
@@ -141,15 +137,7 @@ def build_program(
   graphs, rows = _lower_passes(built, losses, lowering)
   graphs |= _lower_step(plan, built[0], updates, lowering)
   pod_slices = _find_slices(built, lowering)
-  inputs = Inputs(
-    builder.step,
-    builder.slot_step,
-    builder.first_pod,
-    builder.microbatch,
-    builder.batches if read else None,
-    rows,
-    batch_size // pods.num_pods,
-  )
+  inputs = Inputs(builder.scalars, rows, batch_size // pods.num_pods)
   plans = (
     plan,
     plan_losses(mesh_layout, pods.num_pods, mesh_layout.num_microbatches),
@@ -208,8 +196,7 @@ def _lower_passes(
   rows: dict[str, Rows] = {}
   for pod, means in zip(pods, losses, strict=True):
     values = dict(enumerate([*means, pod.losses.weight]))
-    measured = [*lowering.call(values)[0].values()]
-    _add_pod(pod, measured, lowering, graphs, rows)
+    _add_pod(pod, [*lowering.call(values)[0].values()], lowering, graphs, rows)
   return graphs, rows
 
 

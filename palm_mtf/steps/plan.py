@@ -54,27 +54,18 @@ OUTER_STATE = "outer parameters"  # and their momentum
 
 
 class Node(NamedTuple):
-  """A computation of a stage or of a pod, such as a forward pass.
+  """A computation of a stage or of a pod, such as a forward pass."""
 
-  Attributes:
-    name: unique name, such as "forward[0, 1]".
-    phase: the first word of the name.
-    pod: number of the pod whose devices compute.
-    stage: number of the stage whose devices compute; None for all stages.
-    reads: what the node reads: ROWS and so on.
-    writes: what the node writes.
-    repeats: how many times a step runs the node: once per microbatch, or 1.
-    every: number of steps from one step with this node to the next.
-  """
-
-  name: str
-  phase: str
-  pod: int
+  name: str  # unique name, such as "forward[0, 1]"
+  phase: str  # the first word of the name
+  pod: int  # number of the pod whose devices compute
+  # Number of the stage whose devices compute; None for all stages.
   stage: int | None
-  reads: tuple[str, ...]
-  writes: tuple[str, ...]
+  reads: tuple[str, ...]  # what the node reads: ROWS and so on
+  writes: tuple[str, ...]  # what the node writes
+  # How many times a step runs the node: once per microbatch, or 1.
   repeats: int = 1
-  every: int = 1
+  every: int = 1  # number of steps from one step with this node to the next
 
 
 class Send(NamedTuple):
@@ -85,49 +76,34 @@ class Send(NamedTuple):
 
 
 class AllSum(NamedTuple):
-  """Sums the gradients, or parameters, of all pods; every pod gets all sums.
+  """Sums the gradients, or parameters, of all pods; every pod gets all sums."""
 
-  Attributes:
-    sources: names of the nodes that compute gradients or update parameters.
-    targets: names of the nodes that take the sums.
-    dtype: dtype in which the terms cross the network.
-    every: number of steps from one sum to the next; each sum of parameters is
-      of one fragment.
-  """
-
+  # Names of the nodes that compute gradients or update parameters.
   sources: tuple[str, ...]
-  targets: tuple[str, ...]
-  dtype: str
+  targets: tuple[str, ...]  # names of the nodes that take the sums
+  dtype: str  # dtype in which the terms cross the network
+  # Number of steps from one sum to the next; each sum of parameters is of one
+  # fragment.
   every: int = 1
 
 
 class Call(NamedTuple):
-  """A call of the client, which runs some nodes for one microbatch.
+  """A call of the client, which runs some nodes for one microbatch."""
 
-  Attributes:
-    nodes: names of the nodes.
-    microbatch: number of the microbatch in the step.
-  """
-
-  nodes: tuple[str, ...]
-  microbatch: int
+  nodes: tuple[str, ...]  # names of the nodes
+  microbatch: int  # number of the microbatch in the step
 
 
 @dataclasses.dataclass(frozen=True)
 class StepPlan:
-  """Nodes and edges of a step, and the order of the calls that run them.
-
-  Attributes:
-    nodes: all nodes.
-    edges: all edges.
-    streams: lists of calls. Calls of one list run one after another; different
-      lists run at the same time.
-    last: the call after all `streams`; None if the plan only computes losses.
-  """
+  """Nodes and edges of a step, and the order of the calls that run them."""
 
   nodes: tuple[Node, ...]
   edges: tuple[Send | AllSum, ...]
+  # Lists of calls. Calls of one list run one after another; different lists run
+  # at the same time.
   streams: tuple[tuple[Call, ...], ...]
+  # The call after all `streams`; None if the plan only computes losses.
   last: Call | None
 
   def nodes_of(self, call: Call) -> list[Node]:
@@ -201,10 +177,7 @@ def plan_step(
     last = [*nodes, *updates]
   number = 0 if joins_microbatches else mesh.num_microbatches - 1
   plan = StepPlan(
-    (*nodes, *updates),
-    tuple(edges),
-    tuple(streams),
-    Call(_names(last), number),
+    (*nodes, *updates), tuple(edges), tuple(streams), Call(_names(last), number)
   )
   return _add_syncs(plan, exchange, number) if has_syncs else plan
 
@@ -349,8 +322,7 @@ def _add_head(
         (name,), microbatch = calls[0]
         source = sources.get(name), microbatch
         if source[0] is None or source in ends:
-          begin = max(free[by_name[name].stage], ends.get(source, 0))
-          begins[number] = begin
+          begins[number] = max(free[by_name[name].stage], ends.get(source, 0))
     number = min(begins, key=lambda x: (begins[x], -x))
     call = left[number].pop(0)
     node = by_name[call.nodes[0]]

@@ -59,20 +59,14 @@ def test_in_a_round_every_pod_sends_every_parameter_once_to_every_other(
   dtype, size
 ):
   """Of 3 pods; its time by hand, of which 2 of 50 steps hide a part."""
-  exchange = ExchangeConfig(
-    exchange="diloco",
-    outer_steps=200,
-    fragments=4,
-    overlap_steps=2,
-    outer_dtype=dtype,
-  )
+  steps = {"outer_steps": 200, "fragments": 4, "overlap_steps": 2}
+  exchange = ExchangeConfig(exchange="diloco", outer_dtype=dtype, **steps)
   given = work(PALM_8B, pods=PodsConfig(num_pods=3))
   given = dataclasses.replace(given, exchange=exchange)
   assert dcn_bytes(given) == pytest.approx(6 * NUMBERS * size / 200, rel=1e-6)
   secs = 8 * 2 * NUMBERS * size / 4 / 1e9 + 3 * 0.1
-  exposed, hidden = sync_secs(
-    given, 5.0, Link(bits_per_sec=1e9, delay_secs=0.1)
-  )
+  link = Link(bits_per_sec=1e9, delay_secs=0.1)
+  exposed, hidden = sync_secs(given, 5.0, link)
   assert exposed == pytest.approx((secs - 10) / 50, rel=1e-6)
   assert hidden == pytest.approx(10 / 50)
   state = outer_bytes(given)
@@ -97,7 +91,7 @@ EMBEDDING, OTHERS = 1_048_576, 3_802_368
 def predicted(
   *, compute_secs=0.6, num_pods=2, dtype="float32", microbatches=1, **link
 ):
-  mesh = MeshLayout(mesh_shape="", layout="", num_microbatches=microbatches)
+  mesh = dataclasses.replace(SINGLE, num_microbatches=microbatches)
   pods = PodsConfig(num_pods=num_pods, dcn_dtype=dtype)
   return step_secs(work(TINY, mesh, pods=pods), compute_secs, Link(**link))
 
@@ -228,10 +222,7 @@ ATTENTION = ("embedding", "layers/*/mlp/*", "final_norm/scale")
     case("padded vocab over three", slow=True),
     case("padded vocab over three", pods=2, slow=True),
     case(
-      "fully sharded",
-      microbatches=2,
-      slow=True,
-      activation_dtype="bfloat16",
+      "fully sharded", microbatches=2, slow=True, activation_dtype="bfloat16"
     ),
     case(TWO_D, microbatches=2, slow=True, remat="layer"),
     case(TWO_D, slow=True, remat="layer", **SERIAL, **MULTI_HEAD),

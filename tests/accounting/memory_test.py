@@ -43,16 +43,15 @@ from tests.accounting.published_sizes import (
 from tests.blocks import SETTINGS, block_config
 from tests.cases import slow
 from tests.executors.xla.program_run import pod_step
-from tests.mtf_testing import (
-  LAYOUTS,
-  MOVED,
-  SINGLE,
-  mesh_layout,
-  small_config,
-)
+from tests.mtf_testing import LAYOUTS, MOVED, SINGLE, mesh_layout, small_config
 from tests.settings import step_config, work
 
 QUICK = "padded vocab over three"
+PALM_2D = MeshLayout(
+  mesh_shape="data:256,model:12",
+  layout="batch:data,heads:model,d_ff:model,vocab:model,"
+  "d_model_stored:data,d_model_residual:model",
+)
 GEMMA_3 = block_config("Gemma 3")
 
 
@@ -151,15 +150,9 @@ def test_arrays_of_accelerators_keep_the_bytes_of_the_closed_form(name, mesh):
 def test_fully_sharded_over_n_devices_each_keeps_an_nth(num_devices):
   config = small_config()
   whole, split = (
-    device_bytes(
-      work(
-        config,
-        MeshLayout(
-          mesh_shape=f"data:{num_devices}", layout=layout, num_microbatches=2
-        ),
-      )
-    )
-    for layout in ("batch:data", "batch:data,d_model_stored:data")
+    device_bytes(work(config, dataclasses.replace(x, num_microbatches=2)))
+    for rules in ("batch:data", "batch:data,d_model_stored:data")
+    for x in (MeshLayout(mesh_shape=f"data:{num_devices}", layout=rules),)
   )
   numbers = count_parameters(config) + count_norm_scales(config)
   assert (whole.weights, whole.slots) == (4 * numbers, 8 * numbers)
@@ -174,12 +167,7 @@ def test_palm_540b_over_256_by_12_keeps_what_its_3072_chips_had():
 
   The 12 chips of `model` hold equal copies.
   """
-  mesh = MeshLayout(
-    mesh_shape="data:256,model:12",
-    layout="batch:data,heads:model,d_ff:model,vocab:model,"
-    "d_model_stored:data,d_model_residual:model",
-  )
-  numbers = sum(x.size * n for _, x, n in work(PALM_540B, mesh).slices)
+  numbers = sum(x.size * n for _, x, n in work(PALM_540B, PALM_2D).slices)
   c = PALM_540B
   alike = 2 * c.num_layers * c.d_model * c.d_kv
   alike += (c.num_layers + 1) * c.d_model
@@ -190,15 +178,10 @@ def test_palm_540b_over_256_by_12_keeps_what_its_3072_chips_had():
 
 
 ROWS = 3
-PALM_2D = MeshLayout(
-  mesh_shape="data:256,model:12",
-  layout="batch:data,heads:model,d_ff:model,vocab:model,"
-  "d_model_stored:data,d_model_residual:model",
-)
 
 
-def kept_for_the_backward_pass(config):
-  """Returns the bytes of activations, and the names of weights as read."""
+def check_kept(config):
+  """Checks the bytes of activations; returns the names of weights as read."""
   with tf.Graph().as_default():
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
@@ -228,7 +211,13 @@ def kept_for_the_backward_pass(config):
     elif "batch" in names and x.dtype.is_floating:
       # One number per token: log z, and the gradient of each token's loss.
       activations += size if len(names) > 2 else 0
-  return activations, weights
+  # The gradient of the logits is made after the forward pass.
+  gradient = ROWS * config.sequence_length * config.vocab_size
+  gradient *= tf.as_dtype(config.activation_dtype).size
+  expected = Activations(work(config, SINGLE, ROWS))
+  of_loss = expected.loss_bytes() - gradient
+  assert activations == expected.kept_bytes() + of_loss
+  return weights
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -248,34 +237,21 @@ def test_the_built_graph_keeps_the_bytes_of_the_closed_form(
     attention=attention,
     activation_dtype=dtype,
   )
-  activations, weights = kept_for_the_backward_pass(config)
-  width = {"float32": 4, "bfloat16": 2}[dtype]
-  # The gradient of the logits is made after the forward pass.
-  gradient = ROWS * config.sequence_length * config.vocab_size * width
-  expected = Activations(work(config, SINGLE, ROWS))
-  of_loss = expected.loss_bytes() - gradient
-  assert activations == expected.kept_bytes() + of_loss
   scales = {x for x in parameter_shapes(config) if parse_name(x).is_scale}
-  assert weights <= {"embedding", *scales}
+  assert check_kept(config) <= {"embedding", *scales}
 
 
 @pytest.mark.parametrize("remat", ["none", "attention", "layer"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_other_blocks_keep_the_bytes_of_the_closed_form(name, remat):
   config = block_config(name, remat=remat, sequence_length=300)
-  activations, weights = kept_for_the_backward_pass(config)
-  expected = Activations(work(config, SINGLE, ROWS))
-  gradient = 4 * ROWS * config.sequence_length * config.vocab_size
-  of_loss = expected.loss_bytes() - gradient
-  assert activations == expected.kept_bytes() + of_loss
-  assert not {x for x in weights if parse_name(x).is_kernel}
+  assert not {x for x in check_kept(config) if parse_name(x).is_kernel}
 
 
 def test_memory_is_linear_in_the_length_where_attention_is_computed_again():
   def needed(length):
-    config = dataclasses.replace(
-      PALM_8B, remat="attention", sequence_length=length
-    )
+    settings = {"remat": "attention", "sequence_length": length}
+    config = dataclasses.replace(PALM_8B, **settings)
     activations = Activations(work(config, SINGLE, 1))
     return activations.kept_bytes() + activations.working_bytes()
 
@@ -291,16 +267,12 @@ def test_palm_540b_keeps_one_fully_sharded_activation_a_layer():
 
 
 def test_microbatches_divide_activations_and_leave_weights_alone():
-  whole = MeshLayout(mesh_shape="", layout="")
-  parts = MeshLayout(mesh_shape="", layout="", num_microbatches=4)
-  one, of_part = (
-    Activations(work(PALM_8B, mesh, 8)) for mesh in (whole, parts)
-  )
+  parts = dataclasses.replace(SINGLE, num_microbatches=4)
+  one, of_part = (Activations(work(PALM_8B, x, 8)) for x in (SINGLE, parts))
   assert one.kept_bytes() == 4 * of_part.kept_bytes()
   assert one.working_bytes() == 4 * of_part.working_bytes()
-  assert weight_copy_bytes(work(PALM_8B, whole)) == weight_copy_bytes(
-    work(PALM_8B, parts)
-  )
+  one, of_part = (weight_copy_bytes(work(PALM_8B, x)) for x in (SINGLE, parts))
+  assert one == of_part
 
 
 def test_copies_of_weights_are_those_of_a_layer_and_of_the_embedding():
@@ -325,9 +297,8 @@ def test_copies_of_weights_are_those_of_a_layer_and_of_the_embedding():
 def test_copies_of_weights_are_those_of_one_of_unlike_layers():
   unlike = dataclasses.replace(GEMMA_3, num_layers=2)
   like = dataclasses.replace(unlike, layers="", variants=None)
-  assert weight_copy_bytes(work(unlike, SINGLE)) == weight_copy_bytes(
-    work(like, SINGLE)
-  )
+  one, other = (weight_copy_bytes(work(x, SINGLE)) for x in (unlike, like))
+  assert one == other
 
 
 def test_gradients_of_other_pods_need_room_for_a_part_and_the_sum():
@@ -379,7 +350,7 @@ def test_the_loss_passes_twice_over_logits_and_writes_their_gradient():
 def test_each_microbatch_casts_kernels_twice_and_adds_its_gradients():
   kernels = count_parameters(C) - C.vocab_size * C.d_model
   others = C.vocab_size * C.d_model + count_norm_scales(C)
-  parts = MeshLayout(mesh_shape="", layout="", num_microbatches=4)
+  parts = dataclasses.replace(SINGLE, num_microbatches=4)
   casts = 6 * (2 * kernels + others)
   assert weight_traffic(work(C, SINGLE)) == casts
   sums = 12 * (kernels + others)

@@ -43,54 +43,39 @@ def test_flops_are_those_of_three_products_per_step():
   assert shares.flops(5) == 5 * products
 
 
+def flops_of(config, mesh, optimizer=MUON):
+  return newton_schulz.device_flops(work(config, mesh, optimizer=optimizer))
+
+
 def test_only_kernels_of_muon_cost_products():
   config = small_config()
-  assert newton_schulz.device_flops(work(config, SINGLE, optimizer=ADAMW)) == 0
+  assert flops_of(config, SINGLE, ADAMW) == 0
   # d_model 24; heads * d_kv 40, d_kv 10, d_ff 36; two layers.
   sides = [(24, 40), (10, 24), (10, 24), (24, 40)] + 3 * [(24, 36)]
   products = sum(5 * 2 * a * a * (a + 2 * b) for a, b in sides)
-  assert (
-    newton_schulz.device_flops(work(config, SINGLE, optimizer=MUON))
-    == 2 * products
-  )
+  assert flops_of(config, SINGLE) == 2 * products
   split = MeshLayout(mesh_shape="model:2", layout="heads:model,d_ff:model")
   shared = [(24, 20), (10, 24), (10, 24), (24, 20)] + 3 * [(24, 18)]
   products = sum(5 * 2 * a * a * (a + 2 * b) for a, b in shared)
-  assert (
-    newton_schulz.device_flops(work(config, split, optimizer=MUON))
-    == 2 * products
-  )
+  assert flops_of(config, split) == 2 * products
 
 
 def test_a_device_orthogonalizes_its_own_experts_one_by_one():
-  config = dataclasses.replace(
-    small_config(),
-    mlp="experts",
-    num_experts=6,
-    experts_per_token=2,
-    d_expert=10,
-  )
+  experts = {"num_experts": 6, "experts_per_token": 2, "d_expert": 10}
+  config = dataclasses.replace(small_config(), mlp="experts", **experts)
   # d_model 24; heads * d_kv 40, d_kv 10, d_expert 10, a router of 6.
   others = [(24, 40), (10, 24), (10, 24), (24, 40), (6, 24)]
   for num_devices in (1, 2):
     kernels = others + 3 * (6 // num_devices) * [(10, 24)]
     products = sum(5 * 2 * a * a * (a + 2 * b) for a, b in kernels)
     mesh = MeshLayout(mesh_shape=f"model:{num_devices}", layout="experts:model")
-    assert (
-      newton_schulz.device_flops(work(config, mesh, optimizer=MUON))
-      == 2 * products
-    )
+    assert flops_of(config, mesh) == 2 * products
 
 
 def test_muon_needs_half_of_the_slots_and_more_buffers():
-  config = small_config(vocab_size=2, sequence_length=2, d_model=240)
-  config = describe_remat(
-    dataclasses.replace(config, num_layers=1), HardwareConfig()
-  )
-  adamw, muon = (
-    tensor_bytes(work(config, optimizer=optimizer))
-    for optimizer in (ADAMW, MUON)
-  )
+  sizes = {"vocab_size": 2, "sequence_length": 2, "d_model": 240}
+  config = describe_remat(small_config(num_layers=1, **sizes), HardwareConfig())
+  adamw, muon = (tensor_bytes(work(config, optimizer=x)) for x in (ADAMW, MUON))
   others = 2 * 240 + 2 * 240  # the embedding and scales keep two slots
   assert muon["slots"] == (adamw["slots"] - 8 * others) // 2 + 8 * others
   assert muon["buffers"] > adamw["buffers"]

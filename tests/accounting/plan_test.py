@@ -88,14 +88,8 @@ def test_no_setting_makes_540b_fit_into_sixteen_chips():
 
 def test_a_device_keeps_what_its_parts_need():
   parts = memory_parts(on_16(), 256)
-  assert set(parts) == {
-    "weights",
-    "slots",
-    "gradients",
-    "activations",
-    "weight copies",
-    "buffers",
-  }
+  names = "weights", "slots", "gradients", "activations", "weight copies"
+  assert set(parts) == {*names, "buffers"}
   numbers = 8_632_012_800 // 16  # with norm scales
   assert parts["weights"] == pytest.approx(4 * numbers, rel=1e-3)
   assert parts["slots"] == 2 * parts["weights"]
@@ -188,9 +182,8 @@ def test_stages_wait_for_each_other_and_for_what_they_send():
   # 16 microbatches of 4 rows, activations and gradients, in bfloat16.
   assert send["bytes"] == 2 * 16 * 4 * 2048 * 4096 * 2
   assert plan["stage_bytes"][0] == sum(plan["device_bytes"].values())
-  assert plan["run"]["chip_hours"] == pytest.approx(
-    4 * plan["run"]["secs"] / 3600
-  )
+  hours = plan["run"]["secs"] / 3600
+  assert plan["run"]["chip_hours"] == pytest.approx(4 * hours)
 
 
 def test_a_stage_before_all_that_is_trained_keeps_only_what_it_sends():
@@ -213,11 +206,8 @@ def unlike(layers, window, **macros):
 
 def test_the_plan_of_unlike_stages_is_that_of_the_largest():
   """Stage 1, without windows, keeps more attention weights than stage 0."""
-  macros = {
-    "REMAT": "none",
-    "CHIP_FUSED_ATTENTION": False,
-    "STAGE_ORDER": "gpipe",
-  }
+  macros = {"CHIP_FUSED_ATTENTION": False, "STAGE_ORDER": "gpipe"}
+  macros["REMAT"] = "none"
   config = unlike("16*window, 16*global", 128, **macros)
   plan = plan_of(config)
   assert plan["stage_bytes"][0] < plan["stage_bytes"][1]
@@ -231,9 +221,8 @@ def test_the_plan_of_unlike_stages_is_that_of_the_largest():
 
 def test_windows_as_long_as_the_sequence_change_no_stage():
   like, same = staged(2), unlike("window, 3*global", 2048)
-  assert predict_step(same, 64).total == pytest.approx(
-    predict_step(like, 64).total
-  )
+  one, other = (predict_step(x, 64).total for x in (same, like))
+  assert one == pytest.approx(other)
   assert plan_of(same)["stage_bytes"] == plan_of(like)["stage_bytes"]
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 import pytest
 
 from palm_mtf.architecture.block import model_of
-from palm_mtf.config import MeshLayout
 from tests.blocks import (
   ALL_HEADS,
   CAPACITY,
@@ -120,10 +119,7 @@ EXECUTORS = {
   "experts over model": (
     functools.partial(
       run_model,
-      mesh=MeshLayout(
-        mesh_shape="data:2,model:2",
-        layout="batch:data,heads:model,experts:model",
-      ),
+      mesh=split_by("data:2,model:2", "batch:data,heads:model,experts:model"),
     ),
     random_documents,
     ("Mixtral",),

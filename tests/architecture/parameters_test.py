@@ -123,10 +123,7 @@ DEEP = dataclasses.replace(TINY, num_layers=12)
   ("patterns", "names"),
   [
     (["embedding"], ["embedding"]),
-    (
-      ["layers/*/norm*"],
-      [f"layer_{i:03d}/norm/scale" for i in range(12)],
-    ),
+    (["layers/*/norm*"], [f"layer_{i:03d}/norm/scale" for i in range(12)]),
     (
       ["layers/1/attention/[qk]"],
       ["layer_001/attention/q", "layer_001/attention/k"],

@@ -26,15 +26,8 @@ def make_config(**settings):
 
 LLAMA3 = dict(base=5e5, original_length=8192, slow=1.0, fast=4.0)
 YARN = dict(scaling="yarn", base=1e6, factor=4.0, original_length=32768)
-OTHER_YARN = dict(
-  base=1e4,
-  factor=40.0,
-  original_length=4096,
-  fast=16.0,
-  slow=2.0,
-  truncate=False,
-  attention_factor=0.9,
-)
+OTHER_YARN = dict(base=1e4, factor=40.0, original_length=4096, fast=16.0)
+OTHER_YARN |= dict(slow=2.0, truncate=False, attention_factor=0.9)
 # (settings, radians per position, factor of q and k) of transformers 5.23.
 PUBLISHED = [
   (
@@ -74,19 +67,12 @@ def test_frequencies_are_those_of_transformers(
 
 def test_frequencies_are_the_oracle_s_for_many_settings():
   num_tried = 0
-  for (
-    scaling,
-    base,
-    factor,
-    length,
-    slow,
-    fast,
-    is_truncated,
-  ) in itertools.product(
+  every = itertools.product(
     ("linear", "llama3", "yarn"),
     *((10.0, 5e5), (1.0, 3.5, 40.0), (9, 100, 32768), (0.5, 1.0, 2.0)),
     *((3.0, 32.0), (True, False)),
-  ):
+  )
+  for scaling, base, factor, length, slow, fast, is_truncated in every:
     settings = dict(scaling=scaling, base=base, factor=factor)
     if scaling != "linear":
       settings |= dict(original_length=length, slow=slow, fast=fast)

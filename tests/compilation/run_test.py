@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def quickstart(**macros):
-  macros.setdefault("CHIP", "tpu_v4")
+  macros = {"CHIP": "tpu_v4", "NUM_PODS": 1, **macros}
   return plan_config("recipes/quickstart.gin", "layouts/tpu_v4_8.gin", **macros)
 
 
@@ -31,7 +31,7 @@ def compile_run():
 
 @pytest.fixture(scope="module")
 def compiled(compile_run):
-  return compile_run(quickstart(NUM_PODS=1))
+  return compile_run(quickstart())
 
 
 def moved(record):
@@ -42,21 +42,20 @@ def moved(record):
   }
 
 
-def test_weights_are_gathered_with_the_bytes_of_the_plan(compiled):
-  gathers = ("all_gather", "data")
-  planned = moved(plan_of(quickstart(NUM_PODS=1)))[gathers]
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
+def test_weights_and_gradients_move_with_the_bytes_of_the_plan(compiled, kind):
+  planned = moved(plan_of(quickstart()))[kind, "data"]
   # XLA makes an all-reduce of each gather of a norm's scale, [128] float32: in
   # the forward and in the backward pass of 4 layers, if REMAT is "layer"; here
-  # it is "none", so once per layer, and once more for the last norm.
+  # it is "none", so once per layer, and once more for the last norm. So it does
+  # of each reduce-scatter of a scale's gradient.
   of_scales = 5 * 3 / 4 * 128 * 4
-  assert moved(compiled)[gathers] == planned - of_scales
+  assert moved(compiled)[kind, "data"] == planned - of_scales
 
 
 @pytest.mark.parametrize(("tpu", "chips"), [("v5p-8", 4), ("v6e-8", 8)])
 def test_steps_compile_for_later_kinds_of_tpus(compile_run, tpu, chips):
-  config = quickstart(
-    NUM_PODS=1, TPU=tpu, MESH_SHAPE=f"data:{chips}", CHIP=chip_of(tpu)
-  )
+  config = quickstart(TPU=tpu, MESH_SHAPE=f"data:{chips}", CHIP=chip_of(tpu))
   found = compile_run(config)
   planned = moved(plan_of(config))["all_gather", "data"]
   of_scales = 5 * (1 - 1 / chips) * 128 * 4  # all-reduced, as above
@@ -65,19 +64,12 @@ def test_steps_compile_for_later_kinds_of_tpus(compile_run, tpu, chips):
   assert ("compute" in found["secs"]) == (tpu == "v5p-8")
 
 
-def test_gradients_are_reduce_scattered_with_the_bytes_of_the_plan(compiled):
-  scatters = ("reduce_scatter", "data")
-  planned = moved(plan_of(quickstart(NUM_PODS=1)))[scatters]
-  of_scales = 5 * 3 / 4 * 128 * 4  # all-reduced, as they are gathered
-  assert moved(compiled)[scatters] == planned - of_scales
-
-
 def test_gradients_with_128_columns_per_device_are_reduce_scattered(
   compile_run,
 ):
   # As for PaLM 62B, a device's part of a gradient has as many columns as a tile
   # of the TPU's memory. With D_KV = 256 no other dimension is less than a tile.
-  config = quickstart(NUM_PODS=1, D_MODEL=512, D_KV=256)
+  config = quickstart(D_MODEL=512, D_KV=256)
   found, planned = moved(compile_run(config)), moved(plan_of(config))
   of_scales = 5 * 3 / 4 * 512 * 4
   scatters = ("reduce_scatter", "data")
@@ -87,7 +79,6 @@ def test_gradients_with_128_columns_per_device_are_reduce_scattered(
 
 def test_sums_over_model_are_all_reduced_once(compile_run):
   config = quickstart(
-    NUM_PODS=1,
     MESH_SHAPE="data:2,model:2",
     LAYOUT="batch:data,heads:model,d_ff:model,vocab:model,d_model_stored:data",
   )
@@ -105,7 +96,7 @@ def test_the_peak_is_the_sum_of_its_parts_and_holds_the_state(compiled):
   (step,) = compiled["programs"]
   parts = [x for name, x in step.items() if name.endswith("_bytes")]
   assert 2 * step["peak_bytes"] == sum(parts)
-  kept = plan_of(quickstart(NUM_PODS=1))["device_bytes"]
+  kept = plan_of(quickstart())["device_bytes"]
   assert step["argument_bytes"] >= kept["weights"] + kept["slots"]
 
 
@@ -134,16 +125,16 @@ def test_stages_gather_the_weights_of_the_plan_and_keep_its_state(
     if (stage, name) != (1, "head")
   ]
   assert [x["program"] for x in found["programs"]] == expected
-  gathers = ("all_gather", "data")
-  planned = moved(plan)[gathers]
-  assert moved(found)[gathers] == pytest.approx(planned, rel=0.01)
+  planned = moved(plan)["all_gather", "data"]
+  gathered = moved(found)["all_gather", "data"]
+  assert gathered == pytest.approx(planned, rel=0.01)
   held = sum(plan["device_bytes"][x] for x in ("weights", "slots"))
   for each in found["programs"][:5]:
     assert each["peak_bytes"] >= held
 
 
 def test_settings_that_fit_are_found_by_compiling_them(compile_run, compiled):
-  config = quickstart(NUM_PODS=1, GLOBAL_BATCH_SIZE=128)
+  config = quickstart(GLOBAL_BATCH_SIZE=128)
   # A step of 16 sequences needs half of this, and a step of 128 more than this.
   memory = 2 * compiled["peak_bytes"]
   hardware = dataclasses.replace(config.hardware, chip_memory_bytes=memory)
@@ -184,14 +175,11 @@ def test_decoding_keeps_the_weights_and_the_cache_of_the_plan():
 
 def test_unlike_layers_move_the_bytes_of_the_plan(compile_run):
   config = quickstart(
-    NUM_PODS=1,
     NUM_LAYERS=5,
     LAYERS="2*(window, global), window",
     VARIANTS={"window": {"ATTENTION_WINDOW": 64}, "global": {}},
   )
   found, planned = moved(compile_run(config)), moved(plan_of(config))
   of_scales = 6 * 3 / 4 * 128 * 4  # all-reduced, as of like layers
-  gathers = ("all_gather", "data")
-  assert found[gathers] == planned[gathers] - of_scales
-  scatters = ("reduce_scatter", "data")
-  assert found[scatters] == planned[scatters] - of_scales
+  for kind in ("all_gather", "reduce_scatter"):
+    assert found[kind, "data"] == planned[kind, "data"] - of_scales

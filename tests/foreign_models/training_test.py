@@ -30,11 +30,9 @@ from tests.t5_model import FEATURES, MeshTensorFlow, reversed_rows, t5_loss
 BATCH_SIZE, NUM_STEPS = 8, 3
 ONE_DEVICE = DeviceMesh(mesh_shape="", layout="")
 RULES = "batch:data,heads:model,d_ff:model,vocab:model"
-TWO_DEVICES = DeviceMesh(
-  mesh_shape="data:1,model:2", layout=RULES, num_microbatches=2
-)
-FOUR_DEVICES = DeviceMesh(
-  mesh_shape="data:2,model:2", layout=RULES, num_microbatches=2
+TWO_DEVICES, FOUR_DEVICES = (
+  DeviceMesh(mesh_shape=x, layout=RULES, num_microbatches=2)
+  for x in ("data:1,model:2", "data:2,model:2")
 )
 TWO_PODS = PodsConfig(num_pods=2, fingerprint_steps=1)
 # Every clip is active, and every setting that depends on parameter names.
@@ -48,13 +46,9 @@ OPTIMIZER = dataclasses.replace(
 
 
 def training(mesh=ONE_DEVICE, pods=PodsConfig(), **changes):  # noqa: B008
-  settings = {
-    "optimizer": OPTIMIZER,
-    "global_batch_size": BATCH_SIZE,
-    "seed": 5,
-    **changes,
-  }
-  return PodTraining(t5_loss, FEATURES, mesh=mesh, pods=pods, **settings)
+  settings = {"optimizer": OPTIMIZER, "global_batch_size": BATCH_SIZE}
+  settings |= {"mesh": mesh, "pods": pods, "seed": 5, **changes}
+  return PodTraining(t5_loss, FEATURES, **settings)
 
 
 def train(mesh=ONE_DEVICE, pods=PodsConfig(), **changes):  # noqa: B008
@@ -274,7 +268,7 @@ def small_training(function, num_pods=1, features=(("x", ("float32", "d:4")),)):
   return PodTraining(
     function,
     dict(features),
-    mesh=DeviceMesh(mesh_shape="", layout=""),
+    mesh=ONE_DEVICE,
     optimizer=OPTIMIZER,
     global_batch_size=4,
     pods=PodsConfig(num_pods=num_pods),
@@ -307,10 +301,7 @@ def an_unused_variable(mesh, features):
   ("function", "message"),
   [
     (no_loss, "no_loss returns None: return the mean loss"),
-    (
-      a_loss_for_each_row,
-      "a_loss_for_each_row returns a tensor [batch=",
-    ),
+    (a_loss_for_each_row, "a_loss_for_each_row returns a tensor [batch="),
     (no_variable, "makes no variable that is trained"),
     (bfloat16_slices, "variable kernel is kept in bfloat16"),
     (an_unused_variable, "does not depend on the variable unused"),

@@ -3,33 +3,17 @@
 """Copies for a device equal the operations that a call would have made."""
 
 import collections
-import dataclasses
 import hashlib
 
 import pytest
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config import MeshLayout, ModelConfig
+from palm_mtf.config import MeshLayout
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement, local_devices
 from palm_mtf.programs.train_program import build_train_program
+from tests.mtf_testing import mesh_layout, small_config
 from tests.settings import step_config
 
-CONFIG = ModelConfig(
-  num_layers=2,
-  d_model=16,
-  num_heads=2,
-  d_kv=8,
-  d_ff=32,
-  vocab_size=64,
-  sequence_length=8,
-)
-# Weights sharded over data, products over model; padding and microbatches.
-PALM_2D = MeshLayout(
-  mesh_shape="data:2,model:2",
-  layout="batch:data,d_model_stored:data,heads:model,d_ff:model,vocab:model,"
-  "d_model_residual:model",
-  num_microbatches=2,
-)
 # Attributes of names, and of how TensorFlow made an operation.
 NO_PART_OF_WHAT_IS_DONE = {"shared_name", "_has_manual_control_dependencies"}
 
@@ -46,9 +30,11 @@ def operations_of(remat: str) -> collections.Counter:
 
   Operations differ in their work, device, inputs, dependencies and shapes.
   """
-  config = dataclasses.replace(CONFIG, remat=remat)
+  # Weights sharded over data, products over model; padding and microbatches.
+  mesh = mesh_layout("PaLM's 2D", num_microbatches=2)
+  config = step_config(small_config(remat=remat), mesh)
   with tf.Graph().as_default() as graph:
-    build_train_program(step_config(config, PALM_2D), batch_size=8, seed=0)
+    build_train_program(config, batch_size=8, seed=0)
   digests: dict[str, str] = {}
   for op in graph.get_operations():
     node = op.node_def
@@ -108,10 +94,8 @@ def test_what_waits_for_a_slice_waits_for_each_device_s_own():
       return tf.identity(x)
 
   with tf.Graph().as_default():
-    x, signal = (
-      placement.LaidOutTensor([tf.constant(i) for i in range(4)])
-      for _ in range(2)
-    )
+    parts = ([tf.constant(i) for i in range(4)] for _ in range(2))
+    x, signal = map(placement.LaidOutTensor, parts)
     made = placement.slicewise(after, x, signal)
   for each, then in zip(made.tensor_list, signal.tensor_list, strict=True):
     assert each.op.control_inputs == [then.op]

@@ -10,18 +10,14 @@ from palm_mtf.architecture.attention_blocks import attention_blocks, block_pairs
 from palm_mtf.model.attention import self_attention
 from tests.mtf_testing import lowered_values, without_compiler
 
-BATCH = mtf.Dimension("batch", 2)
-HEADS = mtf.Dimension("heads", 2)
+BATCH, HEADS = mtf.Dimension("batch", 2), mtf.Dimension("heads", 2)
 D_KV = mtf.Dimension("d_kv", 4)
 
 
 def test_blocks_follow_each_other_and_the_last_one_may_be_short():
   assert attention_blocks(128) == ((0, 128, 0, 128),)
-  assert attention_blocks(300) == (
-    (0, 128, 0, 128),
-    (128, 256, 0, 256),
-    (256, 300, 0, 300),
-  )
+  blocks = (0, 128, 0, 128), (128, 256, 0, 256), (256, 300, 0, 300)
+  assert attention_blocks(300) == blocks
   assert attention_blocks(8192)[-1] == (7680, 8192, 0, 8192)
   assert block_pairs(300) == (128 * 128, 128 * 256, 44 * 300)
 
@@ -34,13 +30,8 @@ def attention_oracle(q, k, v, dout, segments, prefix=None):
   """Returns out, dq, dk and dv of every head, by definition."""
   length, d_kv = q.shape[1], q.shape[-1]
   if k.ndim == 3:  # one head for all
-    out, dq, dk, dv = attention_oracle(
-      q,
-      *(np.stack([x] * q.shape[2], 2) for x in (k, v)),
-      dout,
-      segments,
-      prefix,
-    )
+    k, v = (np.stack([x] * q.shape[2], 2) for x in (k, v))
+    out, dq, dk, dv = attention_oracle(q, k, v, dout, segments, prefix)
     return out, dq, dk.sum(2), dv.sum(2)
   visible = np.tril(np.ones([length, length], bool))
   if prefix is not None:
@@ -75,17 +66,10 @@ def attend(dtype, keeps_weights, q, k, v, dout, *masks):
     names = ("out", "dq", "dk", "dv")
     return dict(zip(names, [out, *gradients], strict=True))
 
-  found = lowered_values(
-    build,
-    q=(q, own),
-    k=(k, memory),
-    v=(v, memory),
-    dout=(dout, own),
-    **{
-      name: (x, [BATCH, length])
-      for name, x in zip(("segments", "prefix"), masks, strict=False)
-    },
-  )
+  given = {"q": (q, own), "k": (k, memory), "v": (v, memory)}
+  for name, x in zip(("segments", "prefix"), masks, strict=False):
+    given[name] = x, [BATCH, length]
+  found = lowered_values(build, **given, dout=(dout, own))
   return [found[x].astype(np.float32) for x in ("out", "dq", "dk", "dv")]
 
 

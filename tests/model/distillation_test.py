@@ -13,11 +13,7 @@ from tests import oracle
 from tests.cases import slow
 from tests.executors.xla.frozen_test import MESHES
 from tests.model.preference_test import check_gradients, run
-from tests.mtf_testing import (
-  lowered_values,
-  random_documents,
-  small_config,
-)
+from tests.mtf_testing import lowered_values, random_documents, small_config
 
 KINDS = ("full", "top", "sampled")
 TOKENS = 5
@@ -30,14 +26,10 @@ def log_softmax(logits):
 
 
 def loss_config(kind, temperature=2.0, weight=0.7):
-  return LossConfig(
-    z_loss=1e-3,
-    teacher="a/teacher",
-    teacher_targets=kind,
-    teacher_tokens=TOKENS,
-    teacher_temperature=temperature,
-    teacher_weight=weight,
-  )
+  given = {"targets": kind, "tokens": TOKENS, "weight": weight}
+  given = {f"teacher_{x}": y for x, y in given.items()}
+  given["teacher_temperature"] = temperature
+  return LossConfig(z_loss=1e-3, teacher="a/teacher", **given)
 
 
 def teach(log_p, kind, seed=0, padded=None):
@@ -51,9 +43,8 @@ def teach(log_p, kind, seed=0, padded=None):
   if kind == "top":
     ids = np.argsort(-log_p)[..., :TOKENS]
   else:
-    ids = np.apply_along_axis(
-      lambda x: rng.choice(len(x), TOKENS, p=np.exp(x)), -1, log_p
-    )
+    draw = lambda x: rng.choice(len(x), TOKENS, p=np.exp(x))  # noqa: E731
+    ids = np.apply_along_axis(draw, -1, log_p)
   kept = np.take_along_axis(log_p, ids, -1)
   return {"teacher_ids": np.int32(ids), "teacher_log_p": np.float32(kept)}
 
@@ -78,12 +69,10 @@ def expected_terms(config, params, teacher, batch, loss):
     for x in (params, teacher)
   )
   weights = batch["loss_weights"]
-  hard, z_loss = oracle.loss_of_logits(
-    logits, batch["targets"], loss.z_loss, weights
-  )
-  log_q, log_p = (
-    log_softmax(x / loss.teacher_temperature) for x in (logits, taught)
-  )
+  given = logits, batch["targets"], loss.z_loss, weights
+  hard, z_loss = oracle.loss_of_logits(*given)
+  temperature = loss.teacher_temperature
+  log_q, log_p = (log_softmax(x / temperature) for x in (logits, taught))
   soft = divergence(loss.teacher_targets, log_q, log_p, batch)
   soft = (soft * weights).sum() / weights.sum()
   return {"loss": hard, "z_loss": z_loss, "teacher_loss": soft}
@@ -183,9 +172,8 @@ def test_the_mean_gradient_of_samples_is_the_full_one_and_of_top_is_not():
 def test_a_model_does_not_differ_from_itself(kind, temperature):
   logits = 5 * np.random.default_rng(1).standard_normal([30, 24])
   log_p = log_softmax(logits / temperature)
-  found = find_gradient(
-    kind, logits, teach(log_p, kind), temperature=temperature
-  )
+  features = teach(log_p, kind)
+  found = find_gradient(kind, logits, features, temperature=temperature)
   assert np.abs(found[0]).max() < 1e-5
   if kind != "sampled":  # whose gradient is 0 only on average
     assert np.abs(found[1]).max() < 1e-5

@@ -15,7 +15,6 @@ from palm_mtf.runtime.client.client import Client
 from palm_mtf.training.step import TrainStep
 from tests import oracle
 from tests.mtf_testing import (
-  PALM_OPTIMIZER,
   SINGLE,
   load_parameters,
   lower,
@@ -49,17 +48,11 @@ def dropped(
   """Returns x after dropout, and the gradient of its sum of squares."""
   with tf.Graph().as_default():
     mtf_mesh = mtf.Mesh(mtf.Graph(), "mesh")
-    dims = [
-      mtf.Dimension(name, size)
-      for name, size in zip(
-        ("batch", "length", "d_model"), x.shape, strict=True
-      )
-    ]
-    state = mtf.import_tf_tensor(
-      mtf_mesh,
-      tf.constant([step, first_row, is_on, places_before]),
-      mtf.Shape([DROPOUT_STATE]),
-    )
+    sizes = zip(("batch", "length", "d_model"), x.shape, strict=True)
+    dims = [mtf.Dimension(*each) for each in sizes]
+    state = tf.constant([step, first_row, is_on, places_before])
+    shape = mtf.Shape([DROPOUT_STATE])
+    state = mtf.import_tf_tensor(mtf_mesh, state, shape)
     given = mtf.import_tf_tensor(mtf_mesh, tf.constant(x), mtf.Shape(dims))
     y = Dropout(rate, seed, state)(given, place)
     (dx,) = mtf.gradients([mtf.reduce_sum(mtf.square(y))], [given])
@@ -134,13 +127,8 @@ def test_slices_and_microbatches_compute_their_part_of_one_mask(whole):
 
 
 def one_step(mesh=SINGLE, **changes):
-  return train(
-    dataclasses.replace(CONFIG, **changes),
-    loss=DROPPING,
-    rows=random_documents,
-    mesh=mesh,
-    num_steps=1,
-  )
+  how = {"rows": random_documents, "mesh": mesh, "num_steps": 1}
+  return train(dataclasses.replace(CONFIG, **changes), loss=DROPPING, **how)
 
 
 @pytest.mark.slow
@@ -149,9 +137,7 @@ def one_step(mesh=SINGLE, **changes):
 )
 def test_training_drops_the_same_under_layouts_microbatches_and_remat(layout):
   variables, (metrics,) = one_step()
-  _, (without,) = train(
-    CONFIG, PALM_OPTIMIZER, rows=random_documents, num_steps=1
-  )
+  _, (without,) = train(CONFIG, rows=random_documents, num_steps=1)
   assert metrics["loss"] != pytest.approx(without["loss"], rel=1e-3)
   mesh = mesh_layout(layout, num_microbatches=2)
   others, (split,) = one_step(mesh, remat="layer")
@@ -165,9 +151,8 @@ def test_loss_without_a_step_drops_nothing():
   batch = random_tokens(CONFIG, 2, seed=0)
   params = oracle.random_parameters(CONFIG, seed=1)
   with tf.Graph().as_default() as graph, tf.Session() as session:
-    program = build_train_program(
-      step_config(CONFIG, SINGLE, loss=DROPPING), batch_size=2, seed=0
-    )
+    config = step_config(CONFIG, SINGLE, loss=DROPPING)
+    program = build_train_program(config, batch_size=2, seed=0)
     session.run(program.initialize)
     load_parameters(session, program.slices, params)
     ((loss, _),) = TrainStep(Client(session), program).losses(batch)

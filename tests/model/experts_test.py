@@ -147,15 +147,9 @@ def test_a_step_moves_states_by_the_choices_of_the_whole_batch(config, loss):
       expected[name] = params[name] + step
   mesh = dataclasses.replace(SINGLE, num_microbatches=2)
   pods = PodsConfig(num_pods=2, dcn_dtype="bfloat16")
-  found, (metrics,) = train(
-    dataclasses.replace(config, remat="layer"),
-    params=params,
-    num_steps=1,
-    batch_size=8,
-    loss=loss,
-    mesh=mesh,
-    pods=pods,
-  )
+  how = {"num_steps": 1, "batch_size": 8, "mesh": mesh, "pods": pods}
+  config = dataclasses.replace(config, remat="layer")
+  found, (metrics,) = train(config, params=params, loss=loss, **how)
   assert expected and max(loads) > 1.1
   assert metrics["expert_load"] == pytest.approx(max(loads), rel=1e-6)
   for name, value in expected.items():

@@ -57,9 +57,8 @@ def test_cross_entropy_of_huge_logits_is_finite_and_exact(mesh):
     targets=(targets, [BATCH, LENGTH]),
   )
   exact = logits.astype(np.float64)
-  log_z = exact.max(-1) + np.log(
-    np.exp(exact - exact.max(-1, keepdims=True)).sum(-1)
-  )
+  shifted = exact - exact.max(-1, keepdims=True)
+  log_z = exact.max(-1) + np.log(np.exp(shifted).sum(-1))
   target = np.take_along_axis(exact, targets[..., None], -1)[..., 0]
   softmax = np.exp(exact - log_z[..., None])
   gradient = softmax * (1 + 2 * log_z)[..., None] - np.eye(12)[targets]
@@ -116,12 +115,8 @@ def test_the_weighted_mean_is_over_the_whole_batch(mesh):
     total = weight_sum(x, weights)
     return {"mean": mean, "gradient": gradient, "total": total}
 
-  seen = lowered_values(
-    build,
-    mesh,
-    x=(x, [BATCH, LENGTH]),
-    weights=(weights, [BATCH, LENGTH]),
-  )
+  dims = [BATCH, LENGTH]
+  seen = lowered_values(build, mesh, x=(x, dims), weights=(weights, dims))
   assert seen["total"] == 5.5
   assert seen["mean"] == pytest.approx(np.average(x, weights=weights))
   np.testing.assert_allclose(seen["gradient"], weights / 5.5, rtol=1e-6)
@@ -133,11 +128,9 @@ def test_the_mean_of_a_batch_without_weight_is_zero_and_has_no_gradient():
     (gradient,) = mtf.gradients([mean], [x])
     return {"mean": mean, "gradient": gradient}
 
-  seen = lowered_values(
-    build,
-    x=(np.ones([2, 6], np.float32), [BATCH, LENGTH]),
-    weights=(np.zeros([2, 6], np.float32), [BATCH, LENGTH]),
-  )
+  x, weights = (np.full([2, 6], i, np.float32) for i in (1, 0))
+  dims = [BATCH, LENGTH]
+  seen = lowered_values(build, x=(x, dims), weights=(weights, dims))
   assert seen["mean"] == 0
   assert not seen["gradient"].any()
 
@@ -167,8 +160,7 @@ THREE = MeshLayout(mesh_shape="model:3", layout="vocab:model")
 
 
 @pytest.mark.parametrize(
-  ("mesh", "vocab_size", "rows"),
-  [slow(EIGHT, 44, 6), (THREE, 4, 2)],
+  ("mesh", "vocab_size", "rows"), [slow(EIGHT, 44, 6), (THREE, 4, 2)]
 )
 def test_padding_stays_zero_and_no_checkpoint_holds_it(
   mesh, vocab_size, rows, tmp_path
@@ -178,18 +170,13 @@ def test_padding_stays_zero_and_no_checkpoint_holds_it(
     tf.Graph().as_default(),
     tf.Session(config=session_config(mesh.num_devices)) as session,
   ):
-    program = build_train_program(
-      step_config(config, mesh), batch_size=2, seed=0
-    )
+    given = step_config(config, mesh)
+    program = build_train_program(given, batch_size=2, seed=0)
     session.run(program.initialize)
-    for step in range(2):
-      TrainStep(Client(session), program).run(
-        random_tokens(config, 2, step), step
-      )
-    slices = [
-      session.run(part.variable.read_value())
-      for part in program.slices["embedding"]
-    ]
+    for i in range(2):
+      TrainStep(Client(session), program).run(random_tokens(config, 2, i), i)
+    parts = program.slices["embedding"]
+    slices = [session.run(x.variable.read_value()) for x in parts]
     WeightsCopier(Client(session), [program.slices]).copy()(str(tmp_path / "a"))
   table = np.concatenate(slices)
   assert [len(x) for x in slices] == [rows] * mesh.num_devices

@@ -54,16 +54,14 @@ def check(case, result):
 
 
 @pytest.mark.parametrize(
-  ("block", "targets", "settings", "mesh"),
-  [*FAST, *(slow(*x) for x in SLOW)],
+  ("block", "targets", "settings", "mesh"), [*FAST, *(slow(*x) for x in SLOW)]
 )
 def test_logits_and_gradients_are_the_papers(block, targets, settings, mesh):
   """Only the adapter gets gradients."""
   rows = random_tokens if mesh == SINGLE else random_documents
   case = make_case(block, targets, rows, **settings)
-  result = run_model(
-    case.config, case.params, case.batch, mesh=mesh, z_loss=Z_LOSS
-  )
+  given = case.config, case.params, case.batch
+  result = run_model(*given, mesh=mesh, z_loss=Z_LOSS)
   check(case, result)
 
 
@@ -92,13 +90,8 @@ def test_a_zero_adapter_changes_no_bit(block):
   ],
 )
 def test_targets_that_are_experts_or_nothing_are_refused(targets, said):
-  config = block_config(
-    "Mixtral",
-    adapter="lora",
-    adapter_rank=2,
-    adapter_alpha=1.0,
-    adapter_targets=targets,
-  )
+  adapter = {"adapter": "lora", "adapter_rank": 2, "adapter_alpha": 1.0}
+  config = block_config("Mixtral", **adapter, adapter_targets=targets)
   with pytest.raises(UserError, match=re.escape(said)):
     check_targets(config)
   check_targets(dataclasses.replace(config, adapter_targets=["attention/?"]))

@@ -12,6 +12,7 @@ from palm_mtf.data.batches.neighbours import NeighbourIndex, write_index
 from palm_mtf.data.batches.packing import JoinedRows
 from tests import neighbours_oracle
 from tests.blocks import Z_LOSS, check
+from tests.cases import slow
 from tests.data.small_sources import token_array
 from tests.mtf_testing import (
   SINGLE,
@@ -28,12 +29,11 @@ from tests.settings import ADAMW
   ("changes", "layout"),
   [
     ({}, None),
-    pytest.param(
+    slow(
       {"block": "serial", "attention": "multi_head", "remat": "layer"},
       "PaLM's 2D",
-      marks=pytest.mark.slow,
     ),
-    pytest.param({"positions": "none"}, None, marks=pytest.mark.slow),
+    slow({"positions": "none"}, None),
   ],
 )
 def test_logits_and_gradients_are_those_of_the_paper(changes, layout):
@@ -52,34 +52,29 @@ def test_a_token_changes_no_logits_before_it_nor_through_its_neighbours():
     return run_model(CONFIG, params, batch, backward=False).logits
 
   own = logits(batch)
-  for place in (7,):
-    changed = {x: y.copy() for x, y in batch.items()}
-    changed["inputs"][:, place] += 1 - 2 * (batch["inputs"][:, place] == 43)
-    # The chunk of the token finds other neighbours, and so may later ones.
-    found = changed["neighbours"].reshape(2, -1, 4 * m)
-    found[:, place // m :] = (found[:, place // m :] + 1) % 44
-    moved = np.abs(logits(changed) - own).max(-1) > 0
-    assert not moved[:, :place].any()
-    assert moved[:, place].all()
-    # Only what the changed neighbours change: from the end of the chunk on.
-    changed["inputs"] = batch["inputs"]
-    moved = np.abs(logits(changed) - own).max(-1) > 0
-    end = place // m * m + m - 1
-    assert not moved[:, :end].any()
-    assert moved[:, end].all()
+  place = 7
+  changed = {x: y.copy() for x, y in batch.items()}
+  changed["inputs"][:, place] += 1 - 2 * (batch["inputs"][:, place] == 43)
+  # The chunk of the token finds other neighbours, and so may later ones.
+  found = changed["neighbours"].reshape(2, -1, 4 * m)
+  found[:, place // m :] = (found[:, place // m :] + 1) % 44
+  moved = np.abs(logits(changed) - own).max(-1) > 0
+  assert not moved[:, :place].any()
+  assert moved[:, place].all()
+  # Only what the changed neighbours change: from the end of the chunk on.
+  changed["inputs"] = batch["inputs"]
+  moved = np.abs(logits(changed) - own).max(-1) > 0
+  end = place // m * m + m - 1
+  assert not moved[:, :end].any()
+  assert moved[:, end].all()
 
 
 # A model of three layers, the last of which attends to neighbours.
 LEARNING = small_config(
   layers="2*plain, reading",
   variants={"plain": {}, "reading": {"NEIGHBOURS": 1}},
-  num_layers=3,
-  d_model=32,
-  num_heads=4,
-  d_kv=8,
-  d_ff=64,
-  sequence_length=64,
-  chunk_length=8,
+  **{"num_layers": 3, "d_model": 32, "num_heads": 4, "d_kv": 8, "d_ff": 64},
+  **{"sequence_length": 64, "chunk_length": 8},
 )
 STEPS, ROWS = 120, 16
 
@@ -139,9 +134,8 @@ def test_held_out_text_is_learned_from_neighbours_of_training_text(tmp_path):
 
   others = of_other_rows(batches), of_other_rows(held)
   learn(LEARNING, {"with": (batches, held), "of other rows": others})
-  learn(
-    plain, {"without": (make_rows(trained, None), make_rows(held_out, None))}
-  )
+  without = make_rows(trained, None), make_rows(held_out, None)
+  learn(plain, {"without": without})
   for seed in range(3):
     assert found["with", seed] < 3.0
     # The entropy is log(42) = 3.74, but the last token of each row is [eod].

@@ -42,14 +42,12 @@ def test_a_document_has_the_same_logits_inside_a_row_and_alone_at_its_start():
   documents = []
   for row, segment in itertools.product(range(4), (1, 2)):
     inside = batch["segments"][row] == segment
-    alone["inputs"][len(documents), : inside.sum()] = batch["inputs"][
-      row, inside
-    ]
+    tokens = batch["inputs"][row, inside]
+    alone["inputs"][len(documents), : inside.sum()] = tokens
     documents.append(packed[row, inside])
   logits = run_model(config, params, alone, backward=False).logits
-  for document, seen, inputs in zip(
-    documents, logits, alone["inputs"], strict=True
-  ):
+  given = zip(documents, logits, alone["inputs"], strict=True)
+  for document, seen, inputs in given:
     length = len(document)
     assert relative_error(document, seen[:length]) < 1e-5
     exact = oracle.forward(config, params, inputs[np.newaxis, :length])[0]
@@ -154,11 +152,7 @@ def _variables(config: ModelConfig) -> dict[str, list[int]]:
   with tf.Graph().as_default():
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
     dims = model_dims(config, 1, SINGLE)
-    tokens = mtf.import_tf_tensor(
-      mesh,
-      tf.zeros([1, config.sequence_length], tf.int32),
-      mtf.Shape([dims.batch, dims.length]),
-    )
+    tokens = mtf.zeros(mesh, [dims.batch, dims.length], tf.int32)
     Palm(config, dims, TrainedWeights(mesh, config, dims)).logits(tokens)
     return {v.name: v.shape.to_integer_list for v in mesh.graph.all_variables}
 

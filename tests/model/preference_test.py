@@ -94,16 +94,14 @@ def run(config, params, batch, mesh, loss=LOSS):
   with tf.Graph().as_default():
     mtf_mesh = mtf.Mesh(mtf.Graph(), "mesh")
     dims = model_dims(config, len(batch["inputs"]), mesh)
+    found = find_palm_features([*batch], dims, loss.teacher_tokens)
     features = {
       name: mtf.import_tf_tensor(mtf_mesh, tf.constant(batch[name]), x.shape)
-      for name, x in find_palm_features(
-        [*batch], dims, loss.teacher_tokens
-      ).items()
+      for name, x in found.items()
     }
     weights = TrainedWeights(mtf_mesh, config, dims, seed=0)
-    logits = Palm(config, dims, weights).logits(
-      features["inputs"], features["segments"]
-    )
+    palm = Palm(config, dims, weights)
+    logits = palm.logits(features["inputs"], features["segments"])
     sums = token_sums(logits, features, loss, tf.float32)
     variables = list(mtf_mesh.graph.trainable_variables)
     total = functools.reduce(mtf.add, sums.terms.values()) / sums.weight

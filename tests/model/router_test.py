@@ -18,17 +18,10 @@ TOKENS, WIDTH, COUNT = (2, 7), 8, 5
 
 
 def experts(**changes):
-  settings = dict(
-    mlp=Mlp("swish", is_gated=True),
-    count=COUNT,
-    per_token=2,
-    router="softmax",
-    normalizes=True,
-    scale=1.0,
-    has_bias=False,
-    capacity_factor=None,
-  )
-  return Experts(**{**settings, **changes})
+  settings = {"count": COUNT, "per_token": 2, "router": "softmax"}
+  settings |= {"normalizes": True, "scale": 1.0, "has_bias": False}
+  settings |= {"capacity_factor": None, **changes}
+  return Experts(mlp=Mlp("swish", is_gated=True), **settings)
 
 
 def settings_of(mixer):
@@ -168,10 +161,8 @@ def test_gradients_of_gates_balance_and_z_loss_are_the_papers(changes):
 def test_equal_shares_give_no_gradient_of_the_balance():
   """With equal shares, the loss is BALANCE_LOSS, whatever the scores are."""
   rng, equal = np.random.default_rng(4), np.full(COUNT, 1 / COUNT)
-  given = (
-    rng.standard_normal([*TOKENS, WIDTH]),
-    rng.standard_normal([WIDTH, COUNT]),
-  )
+  shapes = [*TOKENS, WIDTH], [WIDTH, COUNT]
+  given = [rng.standard_normal(x) for x in shapes]
   rest = np.zeros(COUNT), np.zeros([*TOKENS, 2])
   loss = LossConfig(z_loss=0.0, balance_loss=1.0)
   dx, dkernel, _ = run_gradients(experts(), loss, *given, equal, *rest)

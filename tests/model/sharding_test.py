@@ -54,16 +54,10 @@ def gathers_by_variable(program):
 def test_a_kernel_is_gathered_when_it_is_used_and_again_on_the_way_back(remat):
   """Forward after all earlier layers, backward after the loss."""
   with tf.Graph().as_default():
-    program = build_train_program(
-      step_config(
-        small_config(remat=remat),
-        MeshLayout(
-          mesh_shape="data:2", layout="batch:data,d_model_stored:data"
-        ),
-      ),
-      batch_size=4,
-      seed=0,
-    )
+    rules = "batch:data,d_model_stored:data"
+    mesh = MeshLayout(mesh_shape="data:2", layout=rules)
+    config = step_config(small_config(remat=remat), mesh)
+    program = build_train_program(config, batch_size=4, seed=0)
     gathers = gathers_by_variable(program)
   targets = program.update.inputs["gradients[0]/copy_0/targets"].op
   for name in KERNELS:

@@ -6,12 +6,7 @@ import pytest
 
 from tests.blocks import Z_LOSS, check_slopes
 from tests.cases import slow
-from tests.mtf_testing import (
-  SINGLE,
-  mesh_layout,
-  relative_error,
-  run_model,
-)
+from tests.mtf_testing import SINGLE, mesh_layout, relative_error, run_model
 from tests.virtual_oracle import make_case
 
 PARALLEL, SERIAL = (
@@ -39,15 +34,13 @@ SLOW += [
 
 
 @pytest.mark.parametrize(
-  ("block", "kind", "settings", "mesh"),
-  [*FAST, *(slow(*x) for x in SLOW)],
+  ("block", "kind", "settings", "mesh"), [*FAST, *(slow(*x) for x in SLOW)]
 )
 def test_logits_and_gradients_are_the_papers(block, kind, settings, mesh):
   """A packed document has the numbers that it has by itself."""
   case = make_case(block, kind, **settings)
-  result = run_model(
-    case.config, case.params, case.batch, mesh=mesh, z_loss=Z_LOSS
-  )
+  given = case.config, case.params, case.batch
+  result = run_model(*given, mesh=mesh, z_loss=Z_LOSS)
   read = case.batch["loss_weights"] > 0
   assert relative_error(result.logits[read], case.logits[read]) < 1e-5
   assert (result.loss, result.z_loss) == pytest.approx(case.losses, rel=1e-5)

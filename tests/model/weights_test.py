@@ -35,9 +35,8 @@ ONE_AXIS = [
 def products_on_one_device(config, mesh):
   """Returns how many products of matrices a step has on a device."""
   with tf.Graph().as_default():
-    program = build_train_program(
-      step_config(config, mesh), batch_size=4, seed=0
-    )
+    config = step_config(config, mesh)
+    program = build_train_program(config, batch_size=4, seed=0)
     seen, todo = set(), [*program.update.operations]
     while todo:
       op = todo.pop()
@@ -95,32 +94,24 @@ def multiplied(x, kernel, dy, mesh=SINGLE, **how):
   """Returns the product of bfloat16 numbers and the gradient of the kernel."""
   with tf.Graph().as_default():
     mtf_mesh = mtf.Mesh(mtf.Graph(), "mesh")
-    batch, length = (
-      mtf.Dimension(*x) for x in (("batch", len(x)), ("length", x.shape[1]))
-    )
-    inner, vocab = (
-      mtf.Dimension(*x)
-      for x in (("d_model", x.shape[2]), ("vocab", len(kernel)))
-    )
-    x, kernel, dy = (
-      mtf.cast(
-        mtf.import_tf_tensor(mtf_mesh, tf.constant(value), mtf.Shape(dims)),
-        tf.bfloat16,
-      )
-      for value, dims in (
-        (x, [batch, length, inner]),
-        (kernel, [vocab, inner]),
-        (dy, [batch, length, vocab]),
-      )
-    )
+    names = "batch", "length", "d_model", "vocab"
+    sizes = zip(names, (*x.shape, len(kernel)), strict=True)
+    batch, length, inner, vocab = (mtf.Dimension(*each) for each in sizes)
+
+    def imported(value, *dims):
+      value = tf.constant(value, tf.bfloat16)
+      return mtf.import_tf_tensor(mtf_mesh, value, mtf.Shape(dims))
+
+    x = imported(x, batch, length, inner)
+    kernel = imported(kernel, vocab, inner)
+    dy = imported(dy, batch, length, vocab)
     y = product(x, kernel, transpose=True, **how)
     dy = mtf.cast(dy, y.dtype)
     (gradient,) = mtf.gradients([y], [kernel], grad_ys=[dy])
     lowered = lower({mtf_mesh: placement(mesh)}, {"y": y, "gradient": gradient})
     with tf.Session(config=session_config(mesh.num_devices)) as session:
-      return session.run(
-        {name: tf.cast(x, tf.float32) for name, x in lowered.tensors.items()}
-      )
+      found = session.run(lowered.tensors)
+  return {name: value.astype(np.float32) for name, value in found.items()}
 
 
 def test_logits_in_float32_are_exact_where_bfloat16_rounds_to_an_eighth():
@@ -144,12 +135,8 @@ def test_gradients_of_four_devices_are_added_up_in_the_dtype_that_is_asked(
   """256 + 1 + 1 + 1 is 259, which has 9 bits."""
   dy = np.ones([4, 1, 8], np.float32)
   dy[0] = 256
-  seen = multiplied(
-    np.ones([4, 1, 8], np.float32),
-    np.ones([8, 8], np.float32),
-    dy,
-    mesh_layout("fully sharded"),
-    gradient_dtype=gradient_dtype,
-  )
+  x, kernel = np.ones_like(dy), np.ones([8, 8], np.float32)
+  how = {"mesh": mesh_layout("fully sharded"), "gradient_dtype": gradient_dtype}
+  seen = multiplied(x, kernel, dy, **how)
   is_exact = seen["gradient"] == 259
   assert is_exact.all() if gradient_dtype else not is_exact.any()

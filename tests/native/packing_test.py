@@ -112,12 +112,8 @@ def test_int4_weights_have_the_error_of_the_best_of_six_scales():
   # Scales with equal errors may differ by the order of a sum.
   least, found = numbers * scale - w, quantized_to_int4(w) - w
   groups = range(0, INNER, GROUP)
-  np.testing.assert_allclose(
-    np.add.reduceat(np.square(found), groups),
-    np.add.reduceat(np.square(least), groups),
-    rtol=1e-4,
-    atol=1e-12,
-  )
+  ours, best = (np.add.reduceat(np.square(x), groups) for x in (found, least))
+  np.testing.assert_allclose(ours, best, rtol=1e-4, atol=1e-12)
 
 
 def panels(ws, dtype, **how):
@@ -144,9 +140,8 @@ def test_numbers_are_rounded_to_bfloat16_before_they_are_quantized(dtype):
   w = random(1, INNER, OUTER)
   rounded = w.astype(ml_dtypes.bfloat16).astype(np.float32)
   assert np.any(rounded != w)
-  np.testing.assert_array_equal(
-    panels([w], dtype, is_rounded=True), panels([rounded], dtype)
-  )
+  found = panels([w], dtype, is_rounded=True)
+  np.testing.assert_array_equal(found, panels([rounded], dtype))
 
 
 def test_int4_products_are_sums_of_the_quantized_numbers():
@@ -162,17 +157,15 @@ def test_a_row_has_the_same_bits_whatever_other_rows_there_are(dtype):
   x, w = random(0, 13, INNER), random(1, INNER, OUTER)
   whole = multiply_in_session(x, w, dtype)
   for rows in (slice(0, 1), slice(3, 5), slice(6, 13)):
-    np.testing.assert_array_equal(
-      multiply_in_session(x[rows], w, dtype), whole[rows]
-    )
+    found = multiply_in_session(x[rows], w, dtype)
+    np.testing.assert_array_equal(found, whole[rows])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_may_come_in_parts(dtype):
   x, w = random(0, 3, INNER), random(1, INNER, OUTER)
-  np.testing.assert_array_equal(
-    multiply_in_session(x, w, dtype, parts=2), multiply_in_session(x, w, dtype)
-  )
+  one, two = (multiply_in_session(x, w, dtype, parts=n) for n in (1, 2))
+  np.testing.assert_array_equal(one, two)
 
 
 @pytest.mark.parametrize("inner", [INNER, INNER + 1, 1])

@@ -77,14 +77,11 @@ def run(names, dtype, threads=2, seed=0, size=3.0):
 def test_parts_are_split_rotated_and_gated_as_in_the_paper(names, dtype):
   kind, tolerance = DTYPES[dtype]
   wide, _, parts, _ = run(names, kind)
-  expected = expected_parts(
-    wide, PARTS[names][0], angles_of(names), PARTS[names][1]
-  )
+  sizes, is_gated = PARTS[names]
+  expected = expected_parts(wide, sizes, angles_of(names), is_gated)
   for part, x in zip(parts, expected, strict=True):
     assert part.dtype == kind
-    np.testing.assert_allclose(
-      part.astype(np.float64), x, rtol=tolerance, atol=tolerance
-    )
+    np.testing.assert_allclose(part.astype(np.float64), x, tolerance, tolerance)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -98,31 +95,22 @@ def test_the_gradient_equals_finite_differences(names, dtype):
 
   def loss(wide):
     parts = expected_parts(wide, sizes, angles, is_gated)
-    terms = (
-      x * dy.astype(np.float64) for x, dy in zip(parts, dys, strict=True)
-    )
-    return sum(term.sum(1) for term in terms)  # per row
+    terms = zip(parts, dys, strict=True)
+    return sum((x * dy.astype(np.float64)).sum(1) for x, dy in terms)  # per row
 
   for column in range(sum(sizes)):
     moved = np.zeros_like(wide)
     moved[:, column] = step
     slope = (loss(wide + moved) - loss(wide - moved)) / (2 * step)
-    np.testing.assert_allclose(
-      gradient[:, column].astype(np.float64),
-      slope,
-      rtol=tolerance,
-      atol=3 * tolerance,
-    )
+    found = gradient[:, column].astype(np.float64)
+    np.testing.assert_allclose(found, slope, tolerance, 3 * tolerance)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_threads_change_no_bit(dtype):
-  kind, _ = DTYPES[dtype]
-  _, _, parts, gradient = run("multi-query", kind, threads=1)
-  _, _, parts_of_three, gradient_of_three = run("multi-query", kind, threads=3)
-  for one, three in zip(
-    [*parts, gradient], [*parts_of_three, gradient_of_three], strict=True
-  ):
+  found = (run("multi-query", DTYPES[dtype][0], threads=x) for x in (1, 3))
+  both = ([*parts, gradient] for _, _, parts, gradient in found)
+  for one, three in zip(*both, strict=True):
     assert one.tobytes() == three.tobytes()
 
 
@@ -134,19 +122,10 @@ def test_huge_gates_open_or_close_and_nan_stays_nan(dtype):
   with tf.Graph().as_default(), tf.Session() as session:
     how = {"sizes": [6, 6], "angles": (), "is_gated": True, "threads": 1}
     x, dy = tf.constant(wide), tf.ones([1, 6], tf.as_dtype(kind))
-    (hidden,), gradient = session.run(
-      [
-        native.read_product(x, **how),
-        native.read_product_gradient(x, [dy], **how),
-      ]
-    )
-  hidden, gradient = hidden.astype(np.float64), gradient.astype(np.float64)
-  np.testing.assert_allclose(
-    hidden[0], [2e4, 0, 176, 0, np.nan, 0], rtol=4e-3, atol=1e-30
-  )
-  np.testing.assert_allclose(
-    gradient[0],
-    [2, 0, 2, 0, np.nan, 1, 1e4, 0, 88, 0, np.nan, 0],
-    rtol=4e-3,
-    atol=1e-30,
-  )
+    gradient = native.read_product_gradient(x, [dy], **how)
+    found = session.run([*native.read_product(x, **how), gradient])
+  hidden, gradient = (x[0].astype(np.float64) for x in found)
+  expected = [2e4, 0, 176, 0, np.nan, 0]
+  np.testing.assert_allclose(hidden, expected, rtol=4e-3, atol=1e-30)
+  expected = [2, 0, 2, 0, np.nan, 1, 1e4, 0, 88, 0, np.nan, 0]
+  np.testing.assert_allclose(gradient, expected, rtol=4e-3, atol=1e-30)

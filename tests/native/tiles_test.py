@@ -105,9 +105,8 @@ def test_bfloat16_products_by_tiles_are_sums_in_float32(emulated, inner):
   for rows in (1, 15, 16, 17, 31, 32, 33, 69):
     # A row has the same bits whatever other rows there are, so that prompts may
     # be read in parts.
-    np.testing.assert_array_equal(
-      multiply(emulated, "bfloat16", x[:rows], w), whole[:rows]
-    )
+    found = multiply(emulated, "bfloat16", x[:rows], w)
+    np.testing.assert_array_equal(found, whole[:rows])
 
 
 @needs_compiler
@@ -237,10 +236,9 @@ def test_tiles_of_this_cpu_have_the_bits_of_the_manual(inner, dtype, request):
   emulated = request.getfixturevalue("emulated")
   x, w = random(MOST_ROWS, inner)
   for rows in (1, 16, 33, MOST_ROWS):
-    np.testing.assert_array_equal(
-      multiply(library, dtype, x[:rows], w),
-      multiply(emulated, dtype, x[:rows], w),
-    )
+    given = dtype, x[:rows], w
+    found = multiply(library, *given)
+    np.testing.assert_array_equal(found, multiply(emulated, *given))
 
 
 # Compiles the whole library with emulated tiles, and runs the tests of its

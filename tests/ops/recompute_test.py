@@ -25,24 +25,15 @@ from tests.settings import step_config
 
 
 def two_steps(mesh=SINGLE, **changes):
-  changes = {"activation_dtype": "bfloat16", **changes}
-  return train(
-    small_config(**changes),
-    PALM_OPTIMIZER,
-    rows=random_documents,
-    mesh=mesh,
-    num_steps=2,
-  )
+  config = small_config(**{"activation_dtype": "bfloat16", **changes})
+  how = {"rows": random_documents, "mesh": mesh, "num_steps": 2}
+  return train(config, PALM_OPTIMIZER, **how)
 
 
 def assert_same_bits(actual, expected):
-  (variables, metrics), (expected_variables, expected_metrics) = (
-    actual,
-    expected,
-  )
-  assert metrics == expected_metrics
-  for name, value in expected_variables.items():
-    np.testing.assert_array_equal(variables[name], value, err_msg=name)
+  assert actual[1] == expected[1]  # metrics
+  for name, value in expected[0].items():
+    np.testing.assert_array_equal(actual[0][name], value, err_msg=name)
 
 
 @pytest.mark.slow
@@ -79,11 +70,9 @@ NATIVE = {
 
 def calls_of_a_step(**changes):
   """Returns how often a training step calls each fused function."""
-  config = small_config(**changes)
+  config = step_config(small_config(**changes), SINGLE)
   with tf.Graph().as_default():
-    program = build_train_program(
-      step_config(config, SINGLE), batch_size=2, seed=0
-    )
+    program = build_train_program(config, batch_size=2, seed=0)
     calls, seen = collections.Counter(), set()
     todo = [*program.update.operations]
     while todo:

@@ -30,12 +30,8 @@ def first_values(seed=1, mesh_shape="", layout="", names=INITIALIZERS):
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
     with adopt_variables(mesh, seed), tf.variable_scope("outer"):
       for name in names:
-        mtf.get_variable(
-          mesh,
-          name.replace(" ", "_"),
-          mtf.Shape([ROWS, COLUMNS]),
-          initializer=INITIALIZERS[name],
-        )
+        given = mesh, name.replace(" ", "_"), mtf.Shape([ROWS, COLUMNS])
+        mtf.get_variable(*given, initializer=INITIALIZERS[name])
     lowered = lower({mesh: placement(device_mesh)}, {})
     config = session_config(device_mesh.num_devices)
     with tf.Session(config=config) as session:
@@ -49,13 +45,7 @@ def values():
 
 
 def test_values_are_what_the_initializers_draw(values):
-  assert list(values) == [
-    "outer/none",
-    "outer/a_class",
-    "outer/normal",
-    "outer/another_normal",
-    "outer/uniform",
-  ]
+  assert list(values) == [f"outer/{x.replace(' ', '_')}" for x in INITIALIZERS]
   assert (values["outer/a_class"] == 1).all()
   # The mean of 2,000 numbers is within 4 standard errors.
   assert abs(values["outer/normal"].mean()) < 4 * 0.5 / 2000**0.5

@@ -25,9 +25,8 @@ def summed(values, factor):
 @pytest.mark.parametrize("fn", [_swapped, summed])
 def test_all_variables_are_set_from_the_values_before(fn):
   with tf.Graph().as_default(), tf.Session() as session:
-    variables = [
-      make_variable(tf.constant(x), "x") for x in ([1.0, 2.0], [3.0, 4.0])
-    ]
+    first = [1.0, 2.0], [3.0, 4.0]
+    variables = [make_variable(tf.constant(x), "x") for x in first]
     factor = tf.constant([10.0, 100.0])
     update = fused_update(fn)(variables, factor)
     session.run([x.initializer for x in variables])
@@ -35,9 +34,8 @@ def test_all_variables_are_set_from_the_values_before(fn):
     for _ in range(2):
       session.run(update)
       x, y = fn([x, y], np.array([10.0, 100.0]))
-      np.testing.assert_array_equal(
-        session.run([each.read_value() for each in variables]), [x, y]
-      )
+      values = session.run([each.read_value() for each in variables])
+      np.testing.assert_array_equal(values, [x, y])
 
 
 @fused_sum
@@ -57,9 +55,8 @@ def found(x, y, threads=2):
 def test_a_sum_is_that_of_all_numbers(shape):
   rng = np.random.default_rng(0)
   x, y = rng.uniform(0.5, 1.5, [2, *shape]).astype(np.float32)
-  np.testing.assert_allclose(
-    found(x, y), (x.astype(np.float64) * y).sum(), rtol=1e-5
-  )
+  exact = (x.astype(np.float64) * y).sum()
+  np.testing.assert_allclose(found(x, y), exact, rtol=1e-5)
 
 
 def test_a_sum_has_the_same_bits_on_any_number_of_cores():

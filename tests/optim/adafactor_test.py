@@ -13,10 +13,7 @@ from palm_mtf._tf import tf
 from palm_mtf.config import MeshLayout
 from palm_mtf.optim import schedule
 from palm_mtf.optim.adafactor import one_minus_beta2
-from palm_mtf.optim.optimizer import (
-  is_decayed,
-  scale_groups,
-)
+from palm_mtf.optim.optimizer import is_decayed, scale_groups
 from tests import oracle
 from tests.cases import slow
 from tests.mtf_testing import (
@@ -152,8 +149,7 @@ def test_a_rate_of_zero_changes_no_parameter(schedule_name):
 
 
 @pytest.mark.parametrize(
-  ("form", "mesh", "center"),
-  [(PALM, "one device", 1.0), (PLAIN, "split", 0.0)],
+  ("form", "mesh", "center"), [(PALM, "one device", 1.0), (PLAIN, "split", 0.0)]
 )
 def test_without_gradients_a_norm_s_scale_decays_to_its_center(
   form, mesh, center, steps_of
@@ -211,13 +207,9 @@ def test_schedule_is_the_paper_s(k):
 )
 def test_a_cosine_falls_to_a_tenth_in_its_steps_and_stays_there(k, share):
   """Hoffmann et al. 2022, section 3.1; (1 + cos(pi / 4)) / 2 = 0.8535534."""
-  rate = computed(
-    schedule.learning_rate,
-    k,
-    learning_rate=0.05,
-    learning_rate_schedule="cosine",
-    learning_rate_decay_steps=1000,
-  )
+  falling = {"learning_rate": 0.05, "learning_rate_decay_steps": 1000}
+  falling["learning_rate_schedule"] = "cosine"
+  rate = computed(schedule.learning_rate, k, **falling)
   assert rate == pytest.approx(0.05 * share, rel=1e-5)
 
 
@@ -226,9 +218,8 @@ NAMES = list(oracle.parameter_shapes(small_config(block="serial")))
 
 def groups_of(parameter_scale):
   """Returns indices in NAMES."""
-  optimizer = dataclasses.replace(
-    PALM_OPTIMIZER, parameter_scale=parameter_scale
-  )
+  settings = {"parameter_scale": parameter_scale}
+  optimizer = dataclasses.replace(PALM_OPTIMIZER, **settings)
   return [*scale_groups(NAMES, optimizer).values()]
 
 
@@ -248,11 +239,7 @@ def test_stacked_matrices_are_those_of_the_published_inference_code():
       for kernel in ("attention/q", "mlp/wi_gate", "mlp/wi")
     ],
     [f"layer_00{i}/attention/{kernel}" for i in range(2) for kernel in "kv"],
-    [
-      f"layer_00{i}/{kernel}"
-      for i in range(2)
-      for kernel in ("attention/o", "mlp/wo")
-    ],
+    [f"layer_00{i}/{x}" for i in range(2) for x in ("attention/o", "mlp/wo")],
     ["layer_000/mlp_norm/scale", "layer_001/mlp_norm/scale"],
     ["final_norm/scale"],
   ]

@@ -57,9 +57,8 @@ def test_what_pods_send_is_the_nearest_number_of_the_dtype(dtype, num_bytes):
     np.testing.assert_array_equal(found, LOCAL)
   with tf.Graph().as_default(), tf.Session() as session:
     by_tf = encode(tf.constant(P), tf.constant(LOCAL), dtype)
-    codes, again = session.run(
-      [by_tf.codes, decode(tf.constant(P), by_tf, dtype)]
-    )
+    decoded = decode(tf.constant(P), by_tf, dtype)
+    codes, again = session.run([by_tf.codes, decoded])
   np.testing.assert_array_equal(codes, sent.codes)
   np.testing.assert_array_equal(again, found)
 

@@ -16,14 +16,8 @@ from palm_mtf.optim.clip import (
 from palm_mtf.optim.optimizer import optimizer_updates, rule_of
 from tests.mtf_testing import load_parameters, lower, placement, read_variables
 
-VOCAB, D_MODEL, HEADS, D_KV, D_FF, EXPERTS = (
-  ("vocab", 12),
-  ("d_model_stored", 6),
-  ("heads", 4),
-  ("d_kv", 3),
-  ("d_ff", 8),
-  ("experts", 2),
-)
+VOCAB, D_MODEL, HEADS = ("vocab", 12), ("d_model_stored", 6), ("heads", 4)
+D_KV, D_FF, EXPERTS = ("d_kv", 3), ("d_ff", 8), ("experts", 2)
 SHAPES = {
   "embedding": [VOCAB, D_MODEL],
   "layer_000/norm/scale": [D_MODEL],
@@ -39,17 +33,15 @@ def random_arrays(seed, deviations):
   """Returns an array per shape; `deviations` are by name, 1 by default."""
   rng = np.random.default_rng(seed)
   return {
-    name: deviations.get(name, 1.0)
-    * rng.standard_normal([size for _, size in dims])
-    for name, dims in SHAPES.items()
+    x: deviations.get(x, 1.0) * rng.standard_normal([size for _, size in dims])
+    for x, dims in SHAPES.items()
   }
 
 
 def random_run():
   """Returns first parameters and the gradients of NUM_STEPS steps."""
-  params = random_arrays(
-    0, {"layer_000/norm/scale": 1e-5, "layer_001/mlp/wi": 0.3}
-  )
+  deviations = {"layer_000/norm/scale": 1e-5, "layer_001/mlp/wi": 0.3}
+  params = random_arrays(0, deviations)
   # The scale minus its center is below the floor of the parameter scale.
   params["layer_000/norm/scale"] += 1.0
   small = {"embedding": 1e-6, "layer_001/mlp/wi": 0.1}
@@ -76,17 +68,11 @@ def build_steps(optimizer, mesh):
       mtf_gradients.append(mtf.import_tf_tensor(mtf_mesh, feeds[name], shape))
     k = tf.placeholder(tf.float32, [])
     norm = global_norm(sums_of_squares(mtf_gradients))
-    scalars = [
-      clip_factor(norm, optimizer.gradient_clip),
-      *(
-        mtf.import_tf_tensor(mtf_mesh, x)
-        for x in rule_of(optimizer).find_rates(k, optimizer)
-      ),
-      all_finite([norm]),
-    ]
-    updates = optimizer_updates(
-      variables, mtf_gradients, {mtf_mesh: scalars}, optimizer
-    )
+    rates = rule_of(optimizer).find_rates(k, optimizer)
+    rates = [mtf.import_tf_tensor(mtf_mesh, x) for x in rates]
+    clip = clip_factor(norm, optimizer.gradient_clip)
+    scalars = {mtf_mesh: [clip, *rates, all_finite([norm])]}
+    updates = optimizer_updates(variables, mtf_gradients, scalars, optimizer)
     lowered = lower({mtf_mesh: placement(mesh)}, {"norm": norm}, updates)
     session = tf.Session(config=session_config(mesh.num_devices))
 

@@ -55,10 +55,8 @@ class ToyPods:
     # They conflict with syncs as training steps do.
     state = {"writes": self.outer.show.writes - {"outer parameters"}}
     self._add = Program(fed, operations=added, **state)
-    self._values, self._of_outer = (
-      Program(outputs=values),
-      Program(outputs=of_outer),
-    )
+    self._values = Program(outputs=values)
+    self._of_outer = Program(outputs=of_outer)
     self._set = Program(fed, operations=assigned, **state)
     self.reset(first)
 
@@ -173,44 +171,31 @@ def test_trivial_fragments_and_overlap_are_the_simple_form():
   np.testing.assert_array_equal(one[7][:, rows], other[7][:, rows])
 
 
-def numbers(text: str) -> list[float]:
-  return [float(x) for x in text.split()]
-
-
 # The weight of each of two fragments before each step, as torchft 0.2.0 (BSD
 # licence) recorded it in test_fixtures/torchft.diloco_regression_test.*.json,
 # commit 7eb70878 of github.com/meta-pytorch/torchft. Its replicas subtract 2 in
 # each step; H = 6, outer rate 2 without momentum. {(tau, alpha): fragments}.
 # The first is of ..failure_recovery_0, replica 0; ..updates_0 is its beginning.
-_ALL_OWN = numbers("1 -1 -3 -5 -7 -9 -11 -13 -15 -17 -19 -21 -23 -25 -27 -29")
+_ALL_OWN = "1 -1 -3 -5 -7 -9 -11 -13 -15 -17 -19 -21 -23 -25 -27 -29"
 TORCHFT = {
   (0, 0.0): (
-    numbers(
-      "1 -1 -3 -11 -13 -15 -17 -19 -21 -35 -37 -39 -41 -43 -45 -59 -61 -63 -65 "
-      "-67 -69 -83"
-    ),
-    numbers(
-      "1 -1 -3 -5 -7 -9 -23 -25 -27 -29 -31 -33 -47 -49 -51 -53 -55 -57 -71 "
-      "-73 -75 -77"
-    ),
+    "1 -1 -3 -11 -13 -15 -17 -19 -21 -35 -37 -39 -41 -43 -45 -59 -61 -63 -65 "
+    "-67 -69 -83",
+    "1 -1 -3 -5 -7 -9 -23 -25 -27 -29 -31 -33 -47 -49 -51 -53 -55 -57 -71 "
+    "-73 -75 -77",
   ),
   (0, 0.5): (
-    numbers(
-      "1 -1 -3 -8 -10 -12 -14 -16 -18 -24.5 -26.5 -28.5 -30.5 -32.5 -34.5 "
-      "-40.25"
-    ),
-    numbers("1 -1 -3 -5 -7 -9 -17 -19 -21 -23 -25 -27 -32 -34 -36 -38"),
+    "1 -1 -3 -8 -10 -12 -14 -16 -18 -24.5 -26.5 -28.5 -30.5 -32.5 -34.5 -40.25",
+    "1 -1 -3 -5 -7 -9 -17 -19 -21 -23 -25 -27 -32 -34 -36 -38",
   ),
   (0, 1.0): (_ALL_OWN, _ALL_OWN),
   (1, 0.0): (
-    numbers("1 -1 -3 -7 -9 -11 -13 -15 -17 -27 -29 -31 -33 -35 -37 -47"),
-    numbers("1 -1 -3 -5 -7 -9 -19 -21 -23 -25 -27 -29 -39 -41 -43 -45"),
+    "1 -1 -3 -7 -9 -11 -13 -15 -17 -27 -29 -31 -33 -35 -37 -47",
+    "1 -1 -3 -5 -7 -9 -19 -21 -23 -25 -27 -29 -39 -41 -43 -45",
   ),
   (1, 0.5): (
-    numbers(
-      "1 -1 -3 -6 -8 -10 -12 -14 -16 -21.5 -23.5 -25.5 -27.5 -29.5 -31.5 -35.75"
-    ),
-    numbers("1 -1 -3 -5 -7 -9 -15 -17 -19 -21 -23 -25 -29 -31 -33 -35"),
+    "1 -1 -3 -6 -8 -10 -12 -14 -16 -21.5 -23.5 -25.5 -27.5 -29.5 -31.5 -35.75",
+    "1 -1 -3 -5 -7 -9 -15 -17 -19 -21 -23 -25 -29 -31 -33 -35",
   ),
   (1, 1.0): (_ALL_OWN, _ALL_OWN),
 }
@@ -219,16 +204,10 @@ TORCHFT = {
 @pytest.mark.parametrize(("tau", "alpha"), TORCHFT)
 def test_torchfts_own_regression_tests_have_the_same_numbers(tau, alpha):
   """Schedule, sign of the outer gradient, outer update and mixing."""
-  config = ExchangeConfig(
-    exchange="diloco",
-    outer_steps=6,
-    outer_lr=2.0,
-    outer_momentum=0.0,
-    fragments=2,
-    overlap_steps=tau,
-    merge_alpha=alpha,
-  )
-  recorded = TORCHFT[tau, alpha]
+  outer = {"outer_steps": 6, "outer_lr": 2.0, "outer_momentum": 0.0}
+  parts = {"fragments": 2, "overlap_steps": tau, "merge_alpha": alpha}
+  config = ExchangeConfig(exchange="diloco", **outer, **parts)
+  recorded = [[*map(float, x.split())] for x in TORCHFT[tau, alpha]]
   first = np.ones([4, 1], np.float32)
   updates = np.full([len(recorded[0]) - 1, 2, 4, 1], -2.0, np.float32)
   found = ToyPods(2, first, config).train(updates)

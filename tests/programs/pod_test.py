@@ -39,9 +39,7 @@ BATCH_SIZE = 12
 
 
 def batches(num_steps=1):
-  return [
-    random_documents(CONFIG, BATCH_SIZE, seed=i) for i in range(num_steps)
-  ]
+  return [random_documents(CONFIG, BATCH_SIZE, i) for i in range(num_steps)]
 
 
 def first_steps(mesh=SINGLE, pods=ONE_POD, loss=PALM_LOSS):
@@ -54,13 +52,8 @@ def first_steps(mesh=SINGLE, pods=ONE_POD, loss=PALM_LOSS):
   (batch,) = batches()
   halved = {x: value.copy() for x, value in batch.items()}
   halved["loss_weights"][: BATCH_SIZE // 2] = 0
-  with training(
-    *(CONFIG, CLIPPING, batch),
-    mesh=mesh,
-    pods=pods,
-    loss=loss,
-    batch_size=BATCH_SIZE,
-  ) as run:
+  how = {"mesh": mesh, "pods": pods, "loss": loss, "batch_size": BATCH_SIZE}
+  with training(CONFIG, CLIPPING, batch, **how) as run:
     return run([batch]), run([halved])
 
 
@@ -98,18 +91,15 @@ def test_steps_are_those_of_one_batch_whatever_the_loss_weights(
 def test_dropout_masks_equal_the_masks_of_the_whole_batch():
   dropping = dataclasses.replace(PALM_LOSS, dropout=0.3)
   mesh = dataclasses.replace(SINGLE, num_microbatches=2)
-  assert_same_steps(
-    first_steps(mesh, TWO_PODS, dropping), first_steps(loss=dropping)
-  )
+  whole = first_steps(loss=dropping)
+  assert_same_steps(first_steps(mesh, TWO_PODS, dropping), whole)
 
 
 def test_pods_add_bfloat16_terms_that_are_rounded_once_to_the_same_bits(whole):
   """`training` compares the pods' bits after each step."""
   in_bfloat16 = dataclasses.replace(THREE_PODS, dcn_dtype="bfloat16")
-  steps = batches(3)
-  with training(
-    CONFIG, CLIPPING, steps[0], pods=in_bfloat16, batch_size=BATCH_SIZE
-  ) as run:
+  how, steps = {"pods": in_bfloat16, "batch_size": BATCH_SIZE}, batches(3)
+  with training(CONFIG, CLIPPING, steps[0], **how) as run:
     _, (metrics, *_) = run(steps)
   (_, (expected,)), _ = whole
   assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-6)
@@ -153,13 +143,9 @@ def build(mesh, pods, frozen):
   """Returns a program whose gradients are bfloat16, and its sums float32."""
   config = dataclasses.replace(CONFIG, activation_dtype="bfloat16")
   optimizer = dataclasses.replace(PALM_OPTIMIZER, parameter_scale="stacked")
+  config = step_config(config, mesh, optimizer, pods=pods)
   with tf.Graph().as_default():
-    return build_train_program(
-      step_config(config, mesh, optimizer, pods=pods),
-      batch_size=24,
-      seed=0,
-      frozen=frozen,
-    )
+    return build_train_program(config, batch_size=24, seed=0, frozen=frozen)
 
 
 def graph_of(mesh, pods):
@@ -290,9 +276,8 @@ def test_only_gradients_and_three_sums_cross_from_device_to_counterpart(
   sent = crossings(mesh, pods, frozen)
   assert set(sent) == set(itertools.permutations(range(pods.num_pods), 2))
   assert len(set(sent.values())) == 1
-  assert sum(sent.values()) == dcn_bytes(
-    work(CONFIG, mesh, pods=pods, frozen=frozen)
-  )
+  given = work(CONFIG, mesh, pods=pods, frozen=frozen)
+  assert sum(sent.values()) == dcn_bytes(given)
 
 
 def rows_of(program, pod):

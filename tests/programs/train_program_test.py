@@ -67,16 +67,14 @@ def test_steps_follow_the_oracle(changes, rows, num_microbatches):
   optimizer = dataclasses.replace(PALM_OPTIMIZER, **changes)
   params = oracle.random_parameters(config, seed=7)
   mesh = dataclasses.replace(SINGLE, num_microbatches=num_microbatches)
-  variables, metrics = train(
-    config, optimizer, rows=rows, mesh=mesh, params=params
-  )
-
+  how = {"rows": rows, "mesh": mesh, "params": params}
+  variables, metrics = train(config, optimizer, **how)
   adafactor = oracle.Adafactor(optimizer, params)
   for step in range(NUM_STEPS):
     batch = rows(config, batch_size=4, seed=step)
-    loss, z_loss, gradients = oracle_jax.loss_and_gradients(
-      config, params, **batch, z_loss=PALM_LOSS.z_loss
-    )
+    given = {**batch, "z_loss": PALM_LOSS.z_loss}
+    loss, *more = oracle_jax.loss_and_gradients(config, params, **given)
+    z_loss, gradients = more
     before, params = params, adafactor.step(params, gradients)
     seen = metrics[step]
     # Each step's g / sqrt(v) amplifies float32 rounding.
@@ -175,14 +173,9 @@ def test_first_weights_have_the_paper_s_deviations_and_depend_on_the_seed():
   fan_in = {"q": 256, "k": 256, "v": 256, "o": 128, "wi": 256, "wo": 512}
   kept = []
   for seed, joined in enumerate(({}, {"o": 640, "wo": 640})):
-    config = small_config(
-      num_layers=1,
-      d_model=256,
-      num_heads=8,
-      d_kv=16,
-      d_ff=512,
-      output_fan_in="joined" if joined else "separate",
-    )
+    sizes = {"d_model": 256, "num_heads": 8, "d_kv": 16, "d_ff": 512}
+    sizes["output_fan_in"] = "joined" if joined else "separate"
+    config = small_config(num_layers=1, **sizes)
     with tf.Graph().as_default(), tf.Session() as session:
       mesh, dims = mtf.Mesh(mtf.Graph(), "mesh"), model_dims(config, 1, SINGLE)
       weights = TrainedWeights(mesh, config, dims, seed=seed)

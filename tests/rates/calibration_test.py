@@ -26,18 +26,12 @@ def traffic_of_probes(dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_bandwidths_of_a_made_up_machine_are_found(dtype):
+  """An error of a time changes what is found by at most four times as much."""
   assert tuple(PROBES) == PASSES
   traffic = traffic_of_probes(dtype)
   true = 1 / np.array([5e9, 2e9, 3e9, 7e9])
   found = solve_secs(traffic, traffic @ true, least=1 / 40e9)
   np.testing.assert_allclose(found, true, rtol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_error_of_a_time_changes_what_is_found_little(dtype):
-  """At most four times as much."""
-  traffic = traffic_of_probes(dtype)
-  true = 1 / np.array([5e9, 2e9, 3e9, 7e9])
   rng = np.random.default_rng(0)
   for _ in range(20):
     wrong = traffic @ true * rng.uniform(0.97, 1.03, size=4)

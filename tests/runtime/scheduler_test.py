@@ -52,9 +52,7 @@ def test_of_10_000_random_gangs_exactly_those_start_whose_turn_it_is(
     _run_gangs_in_turn(rng, policy, max_in_flight)
 
 
-def _run_gangs_in_turn(
-  rng: random.Random, policy: str, max_in_flight: int
-) -> None:
+def _run_gangs_in_turn(rng, policy, max_in_flight):
   scheduler = scheduler_of(policy, range(6), max_in_flight=max_in_flight)
   live: list[Ticket] = []
 
@@ -78,9 +76,8 @@ def _run_gangs_in_turn(
   for _ in range(42):
     tenant = rng.randrange(4)
     devices = rng.sample(range(6), rng.randint(1, 6))
-    live.append(
-      scheduler.submit("abcd"[tenant], on(*devices), weight=1 + tenant)
-    )
+    given = "abcd"[tenant], on(*devices)
+    live.append(scheduler.submit(*given, weight=1 + tenant))
     start()
     for _ in range(min(rng.randrange(3), len(live))):
       end(rng.randrange(100))
@@ -129,11 +126,8 @@ def _run_in_queues(rng: random.Random, *, is_in_order: bool) -> bool:
       reached = [x for x in started if number in x.num_bytes]
       # If clients enqueue, messages to each device arrive in their own order.
       queue += reached if is_in_order else rng.sample(reached, len(reached))
-    ready = [
-      x
-      for x in {queue[0] for queue in queues if queue}
-      if all(queues[device][0] is x for device in x.num_bytes)
-    ]
+    first = {queue[0] for queue in queues if queue}
+    ready = [x for x in first if all(queues[y][0] is x for y in x.num_bytes)]
     if not ready:
       return num_ended == 20
     ticket = min(ready, key=lambda x: x.order)
@@ -165,11 +159,8 @@ def _run_after_each_other(rng: random.Random, *, is_told: bool) -> bool:
       reads[live[-1]] = after
       num_left -= 1
     scheduler.start()
-    ready = [
-      x
-      for x in live
-      if x.state == "running" and all(y.state == "ended" for y in reads[x])
-    ]
+    ready = [x for x in live if x.state == "running"]
+    ready = [x for x in ready if all(y.state == "ended" for y in reads[x])]
     if ready:
       live.remove(ended := rng.choice(ready))
       scheduler.finish(ended, rng.choice([1.0, 9.0]))
@@ -247,15 +238,9 @@ def test_a_tenant_that_returns_gets_its_share_but_no_credit():
 
 
 def test_tenants_of_a_slice_share_it_whatever_other_slices_do():
-  island = Island(
-    "shares",
-    [
-      Client("a", devices=["pod0"]),
-      Client("b", devices=["pod1"]),
-      Client("c", weight=8.0, devices=["pod1"]),
-    ],
-  )
-  used = island.run(5.0)
+  clients = [Client("a", devices=["pod0"]), Client("b", devices=["pod1"])]
+  clients.append(Client("c", weight=8.0, devices=["pod1"]))
+  used = Island("shares", clients).run(5.0)
   assert used["a"] == pytest.approx(5.0, abs=0.1)
   _assert_shares({x: used[x] for x in "bc"}, [1, 8])
 
@@ -263,11 +248,8 @@ def test_tenants_of_a_slice_share_it_whatever_other_slices_do():
 def test_a_gang_over_slices_of_different_virtual_times_gets_its_share():
   """The virtual time of pod0 is eight times that of pod1 when it begins."""
   gang = Client("gang", is_idle=True)
-  clients = [
-    Client("a", devices=["pod0"]),
-    Client("b", weight=8.0, devices=["pod1"]),
-    gang,
-  ]
+  clients = [Client("a", devices=["pod0"]), gang]
+  clients.append(Client("b", weight=8.0, devices=["pod1"]))
   island = Island("shares", clients)
   island.run(5.0)
   gang.is_idle = False

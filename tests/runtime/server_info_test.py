@@ -77,10 +77,8 @@ def test_a_server_without_bfloat16_gets_no_such_products_of_the_client(
   tmp_path, monkeypatch
 ):
   def info(flags):
-    versions = {"palm_mtf": "1", "tensorflow": "2"}
-    return ServerInfo(
-      **versions, num_devices=1, num_threads=1, cpu_flags=flags.split()
-    )
+    given = {"palm_mtf": "1", "tensorflow": "2", "cpu_flags": flags.split()}
+    return ServerInfo(num_devices=1, num_threads=1, **given)
 
   servers = {"a:1": info(ZEN_4), "b:2": info(ZEN_3)}
   pretend_cpu(ZEN_3, tmp_path, monkeypatch)  # emulates bfloat16 everywhere

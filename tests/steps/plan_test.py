@@ -23,22 +23,15 @@ from palm_mtf.steps.plan import (
 )
 from tests.mtf_testing import SINGLE
 
-STAGES, MICROBATCHES, ORDERS = (
-  range(2, 9),
-  (1, 2, 3, 5, 8, 16),
-  ("1f1b", "gpipe"),
-)
+STAGES, MICROBATCHES = range(2, 9), (1, 2, 3, 5, 8, 16)
+ORDERS = ("1f1b", "gpipe")
 KINDS = FORWARD, BACKWARD, HEAD
 EVERY = list(itertools.product(STAGES, MICROBATCHES, ORDERS))
 
 
 def in_stages(num_stages, num_microbatches, order):
-  return dataclasses.replace(
-    SINGLE,
-    stages=num_stages,
-    num_microbatches=num_microbatches,
-    stage_order=order,
-  )
+  counts = {"stages": num_stages, "num_microbatches": num_microbatches}
+  return dataclasses.replace(SINGLE, stage_order=order, **counts)
 
 
 def stage_passes(mesh, first_backward=0):
@@ -108,11 +101,8 @@ def test_a_step_takes_m_plus_s_minus_one_microbatches(order):
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_step_waits_at_most_once_for_a_fast_head(order):
   for num_stages, num_microbatches in itertools.product(STAGES, MICROBATCHES):
-    times = [
-      simulate(num_stages, num_microbatches, order, x)
-      for x in ((1, 2, 0), (1, 2, 1))
-    ]
-    assert times[1] <= times[0] + 1
+    given = num_stages, num_microbatches, order
+    assert simulate(*given, (1, 2, 1)) <= simulate(*given, (1, 2, 0)) + 1
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -162,12 +152,11 @@ def test_gpipe_keeps_all_microbatches_and_1f1b_one_per_later_stage(
   """
   mesh = in_stages(num_stages, num_microbatches, order)
   for stage, passes in enumerate(stage_passes(mesh)[:num_stages]):
-    kept = itertools.accumulate(
-      {FORWARD: 1, BACKWARD: -1}.get(kind, 0) for kind, _ in passes
-    )
-    expected = min(num_stages + 1 - stage, num_microbatches)
-    if order == "gpipe":
-      expected = num_microbatches
+    changes = {FORWARD: 1, BACKWARD: -1}
+    kept = itertools.accumulate(changes.get(kind, 0) for kind, _ in passes)
+    expected = num_microbatches
+    if order == "1f1b":
+      expected = min(num_stages + 1 - stage, num_microbatches)
     assert max(kept) == expected
     assert num_kept(stage, mesh) == expected
 
@@ -210,12 +199,8 @@ def test_a_model_of_one_pod_is_one_call_a_step():
 def test_the_last_microbatch_is_in_the_call_of_the_update():
   """So gradients leave for other pods during the backward pass."""
   plan = plan_step(in_stages(1, 3, "1f1b"), PodsConfig(num_pods=2))
-  assert plan.last.nodes == (
-    "gradients[0]",
-    "gradients[1]",
-    "update[0]",
-    "update[1]",
-  )
+  names = "gradients[0]", "gradients[1]", "update[0]", "update[1]"
+  assert plan.last.nodes == names
   assert plan.last.microbatch == 2
   assert [len(x) for x in plan.streams] == [2, 2]
 
@@ -289,25 +274,23 @@ def test_only_syncs_cross_pods_that_exchange_parameters(
 ):
   """No stream has nodes of two pods; each pod's own update ends its stream."""
   mesh = in_stages(num_stages, 2, "1f1b")
-  diloco = ExchangeConfig(
-    exchange="diloco", outer_steps=12, fragments=3, outer_dtype="e3m0"
-  )
+  syncs = {"outer_steps": 12, "fragments": 3, "outer_dtype": "e3m0"}
+  diloco = ExchangeConfig(exchange="diloco", **syncs)
   given = mesh, PodsConfig(num_pods=2)
   plan = plan_step(*given, diloco, on_accelerators=on_accelerators)
   pods = [{y.pod for x in s for y in plan.nodes_of(x)} for s in plan.streams]
   assert all(len(x) == 1 for x in pods)
   ends = [s[-1].nodes[-1] for s in plan.streams]
-  assert [x for x in ends if x.startswith("update")] == [
-    "update[0]",
-    "update[1]",
-  ]
+  updates = [x for x in ends if x.startswith("update")]
+  assert updates == ["update[0]", "update[1]"]
   sums = [x for x in plan.edges if isinstance(x, AllSum)]
   names = ("update[0]", "update[1]"), ("outer[0]", "outer[1]")
   assert sums == [AllSum(*names, "e3m0", every=4)]
   assert plan.last.nodes == ("outer[0]", "outer[1]")
   assert {x.every for x in plan.nodes_of(plan.last)} == {4}
-  sends = {(x.source, x.target) for x in plan.edges if isinstance(x, Send)}
   exchanging = plan_step(*given, on_accelerators=on_accelerators).edges
-  assert sends == {
-    (x.source, x.target) for x in exchanging if isinstance(x, Send)
-  }
+  sends, others = (
+    {(x.source, x.target) for x in edges if isinstance(x, Send)}
+    for edges in (plan.edges, exchanging)
+  )
+  assert sends == others

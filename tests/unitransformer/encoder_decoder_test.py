@@ -93,12 +93,11 @@ def test_a_preset_is_t5s_own_gin_file_and_has_the_published_count(name):
   gin.parse_config_file(f"models/{file}.gin", skip_unknown=True)
   gin.parse_config(T5_MACROS)
   theirs = build_graph(call_t5)
-  assert [x.name for x in ours.all_variables] == [
-    x.name for x in theirs.all_variables
-  ]
-  assert [x.to_string for x in ours.operations] == [
-    x.to_string for x in theirs.operations
-  ]
+  ours, theirs = (
+    ([x.name for x in y.all_variables], [x.to_string for x in y.operations])
+    for y in (ours, theirs)
+  )
+  assert ours == theirs
 
 
 def test_t5_1_1_is_two_bindings_and_the_width_of_its_mlp():
@@ -138,22 +137,18 @@ def test_examples_in_a_packed_row_have_the_logits_of_t5_for_each_alone():
   sizes = [len(x) for x in (a, b, c, d)]
   with tf.Graph().as_default():
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
-    packed = bitransformer(
-      make_features(
-        mesh,
-        targets=[*a, *b, *c, *d, 0],
-        prefix=[1, 1, 1, 1, 1, 0, 1, 1, 1, 0, 0, 0],
-        loss_weights=np.repeat([0, 1, 0, 1, 0], [*sizes, 1]),
-        segments=np.repeat([1, 2, 0], [6, 5, 1]),
-      ),
-      tf.float32,
+    rows = make_features(
+      mesh,
+      targets=[*a, *b, *c, *d, 0],
+      prefix=[1, 1, 1, 1, 1, 0, 1, 1, 1, 0, 0, 0],
+      loss_weights=np.repeat([0, 1, 0, 1, 0], [*sizes, 1]),
+      segments=np.repeat([1, 2, 0], [6, 5, 1]),
     )
-    alone = [
-      transformer.make_bitransformer().call_simple(
-        *(make_features(mesh, x=x)["x"] for x in example), compute_loss=False
-      )[0]
-      for example in (first, second)
-    ]
+    packed, alone = bitransformer(rows, tf.float32), []
+    for example in (first, second):
+      given = (make_features(mesh, x=x)["x"] for x in example)
+      model = transformer.make_bitransformer()
+      alone.append(model.call_simple(*given, compute_loss=False)[0])
     impl = mtf.placement_mesh_impl.PlacementMeshImpl([], [], [""])
     lowering = mtf.Lowering(mesh.graph, {mesh: impl})
     fetched = [lowering.export_to_tf_tensor(x) for x in (packed, *alone)]

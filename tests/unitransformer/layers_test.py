@@ -84,7 +84,7 @@ def test_foreign_models_train_the_layers_with_the_loss_of_our_model(
 ):
   monkeypatch.setenv("JAX_PLATFORMS", "cpu")
   config = small_config(num_layers=1)
-  targets = make_case(PALM, num_layers=1).batch["targets"]
+  targets = case_of_one_layer().batch["targets"]
 
   def loss_of(mesh, features):
     with configured(config) as model:
@@ -167,9 +167,8 @@ def test_each_device_of_a_tpu_program_decodes_the_tokens_of_one_cpu():
 def likeliest(config, params):
   """Returns the likeliest of all texts that end, padded with zeros."""
   length = config.sequence_length
-  texts = np.array(
-    list(itertools.product(range(config.vocab_size), repeat=length)), np.int32
-  )
+  texts = itertools.product(range(config.vocab_size), repeat=length)
+  texts = np.array(list(texts), np.int32)
   inputs = np.zeros_like(texts)
   inputs[:, 1:] = texts[:, :-1]
   logits = oracle.forward(config, params, inputs)
@@ -213,9 +212,8 @@ def test_an_encoder_attends_in_both_directions():
   line = "transformer.Unitransformer.autoregressive = False"
   found = logits_of(case.config, case.params, case.batch, line)
   inputs = case.batch["inputs"]
-  exact = oracle.forward(
-    case.config, case.params, inputs, prefix=np.ones_like(inputs)
-  )
+  given = case.config, case.params, inputs
+  exact = oracle.forward(*given, prefix=np.ones_like(inputs))
   assert relative_error(found, exact) < 1e-5
 
 
@@ -241,13 +239,9 @@ def test_a_batch_of_two_dimensions_has_the_logits_of_one(split):
   config = small_config(num_layers=1)
   params = oracle.random_parameters(config, seed=10)
   inputs = np.random.default_rng(11).integers(1, 44, [4, 9], np.int32)
-  found = logits_of(
-    config,
-    params,
-    {"inputs": inputs},
-    layout=split_by("data:2", f"{split}:data"),
-    batch_dims=[mtf.Dimension("outer_batch", 2), mtf.Dimension("batch", 2)],
-  )
+  dims = [mtf.Dimension("outer_batch", 2), mtf.Dimension("batch", 2)]
+  how = {"layout": split_by("data:2", f"{split}:data"), "batch_dims": dims}
+  found = logits_of(config, params, {"inputs": inputs}, **how)
   assert relative_error(found, oracle.forward(config, params, inputs)) < 1e-5
 
 

@@ -99,9 +99,8 @@ def masters_of(
 
   Lowering stacks variables with the same shape.
   """
-  masters = {
-    our_name(x.name): x.get_master() for x in graph.trainable_variables
-  }
+  variables = graph.trainable_variables
+  masters = {our_name(x.name): x.get_master() for x in variables}
   assert masters.keys() == params.keys()
   return masters
 
@@ -109,10 +108,8 @@ def masters_of(
 def split_by(mesh_shape: str, rules: str) -> MeshLayout:
   """Returns a mesh with layout rules that palm_mtf itself lacks."""
   axes = [x.partition(":")[0] for x in mesh_shape.split(",")]
-  ours = zip(("batch", "heads"), axes, strict=False)
-  layout = MeshLayout(
-    mesh_shape=mesh_shape, layout=",".join(map(":".join, ours))
-  )
+  ours = map(":".join, zip(("batch", "heads"), axes, strict=False))
+  layout = MeshLayout(mesh_shape=mesh_shape, layout=",".join(ours))
   object.__setattr__(layout, "layout", rules)
   return layout
 
@@ -129,9 +126,8 @@ def run(
     tensors = build(mesh)
     masters = masters_of(graph, params)
     lowering = mtf.Lowering(graph, {mesh: placement(layout)})
-    fetches = {
-      name: lowering.export_to_tf_tensor(x) for name, x in tensors.items()
-    }
+    export = lowering.export_to_tf_tensor
+    fetches = {name: export(x) for name, x in tensors.items()}
     start = tf.global_variables_initializer()
     copy = lowering.copy_masters_to_slices()
     with tf.Session(config=session_config(layout.num_devices)) as session:
@@ -147,16 +143,12 @@ def imported(
   mesh: mtf.Mesh, batch: Mapping[str, np.ndarray]
 ) -> dict[str, mtf.Tensor]:
   """Returns features [batch, length] on the mesh."""
-  return {
-    name: mtf.import_tf_tensor(
-      mesh,
-      tf.constant(x),
-      mtf.Shape(
-        [mtf.Dimension("batch", len(x)), mtf.Dimension("length", x.shape[1])]
-      ),
-    )
-    for name, x in batch.items()
-  }
+  made = {}
+  for name, x in batch.items():
+    sizes = zip(("batch", "length"), x.shape, strict=True)
+    shape = mtf.Shape([mtf.Dimension(*size) for size in sizes])
+    made[name] = mtf.import_tf_tensor(mesh, tf.constant(x), shape)
+  return made
 
 
 def of_loss(
@@ -222,19 +214,14 @@ def logits_of(
   shape = mtf.Shape([*batch_dims, mtf.Dimension("length", length)])
 
   def build(mesh):
-    features = {
-      name: mtf.import_tf_tensor(
-        mesh, tf.constant(x.reshape(shape.to_integer_list)), shape
-      )
-      for name, x in batch.items()
-    }
+    features = {}
+    for name, x in batch.items():
+      x = tf.constant(x.reshape(shape.to_integer_list))
+      features[name] = mtf.import_tf_tensor(mesh, x, shape)
+    given = features["inputs"], features.get("targets")
     with configured(config, *lines) as model:
-      logits, _ = model.call_simple(
-        features["inputs"],
-        features.get("targets"),
-        compute_loss=False,
-        variable_dtype=FLOAT32,
-      )
+      how = {"compute_loss": False, "variable_dtype": FLOAT32}
+      logits, _ = model.call_simple(*given, **how)
     return {"logits": logits}
 
   values = run(build, params, layout)

@@ -54,11 +54,9 @@ def run_on_simulated_tpus(
     return [lowering.export_to_tf_tensor(x) for x in whole]
 
   with tf.Graph().as_default() as tf_graph:
-    outputs = tf.tpu.replicate(
-      computation,
-      [[]] * placement.size,
-      device_assignment=placement.device_assignment,
-    )
+    devices = placement.device_assignment
+    inputs = [[]] * placement.size
+    outputs = tf.tpu.replicate(computation, inputs, device_assignment=devices)
     start = tf.group(
       tf.global_variables_initializer(),
       tf.variables_initializer(tf.get_collection("TPU_VAR")),

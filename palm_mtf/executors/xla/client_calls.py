@@ -13,21 +13,16 @@ from palm_mtf.runtime.processes import Process
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DeviceArray:
-  """A device's slice of a JAX array, which checkpoints use like a tf.Variable.
+  """A device's slice of a JAX array; checkpoints use it like a tf.Variable."""
 
-  Attributes:
-    process: process of the device's host; it holds the slice.
-    key: arguments by which `assign_slice` and `read_slice` find the slice.
-    assign_slice: `pod_function` that sets the slice.
-    read_slice: `pod_function` that returns the slice; None for decoding
-      weights, which nothing saves.
-  """
-
-  process: Process
+  process: Process  # process of the device's host; it holds the slice
+  # Arguments by which `assign_slice` and `read_slice` find the slice.
   key: Sequence[object]
   shape: tf.TensorShape
   dtype: tf.DType
-  assign_slice: Callable
+  assign_slice: Callable  # `pod_function` that sets the slice
+  # `pod_function` that returns the slice; None for decoding weights, which
+  # nothing saves.
   read_slice: Callable | None = None
 
   @property

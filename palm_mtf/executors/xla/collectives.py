@@ -34,8 +34,7 @@ def all_reduce(
 ) -> tf.Tensor:
   """All-reduces x over each group; `reduction` is "SUM", "MAX" or "MIN"."""
   region = _region(x, _REDUCTIONS[reduction])
-  shape = x.shape.as_list()
-  return _call("all_reduce", x, groups, channel, [], shape, region)
+  return _call("all_reduce", x, groups, channel, [], x.shape.as_list(), region)
 
 
 def reduce_scatter(
@@ -60,11 +59,7 @@ def all_gather(
 
 
 def all_to_all(
-  x: tf.Tensor,
-  groups: Groups,
-  split_axis: int,
-  concat_axis: int,
-  channel: int,
+  x: tf.Tensor, groups: Groups, split_axis: int, concat_axis: int, channel: int
 ) -> tf.Tensor:
   """Sends part i along `split_axis` to device i; joins on `concat_axis`."""
   count, shape = len(groups[0]), x.shape.as_list()
@@ -82,8 +77,7 @@ def permute(
   x: tf.Tensor, pairs: Sequence[tuple[int, int]], channel: int
 ) -> tf.Tensor:
   """Sends x of device i to device j for each (i, j); others get zeros."""
-  shape = x.shape.as_list()
-  return _call("collective_permute", x, pairs, channel, [], shape)
+  return _call("collective_permute", x, pairs, channel, [], x.shape.as_list())
 
 
 def _region(x: tf.Tensor, reduction: str) -> str:

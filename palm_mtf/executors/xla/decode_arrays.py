@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec
 from palm_mtf._tf import tf
 from palm_mtf.architecture.block import model_of
 from palm_mtf.architecture.parameters import layer_name, parse_name
+from palm_mtf.executors.xla.device_model import compile_function
 from palm_mtf.executors.xla.device_store import (
   DeviceStore,
   PodDevices,
@@ -184,14 +185,8 @@ class PodPrograms(PodDevices):
       return jax.tree.map(lambda x: x[jnp.newaxis], parts), outputs
 
     parts, everywhere = self.each_device.spec, PartitionSpec()
-    mapped = jax.shard_map(
-      run,
-      mesh=self.mesh,
-      in_specs=(parts, parts, everywhere),
-      out_specs=(parts, everywhere),
-      check_vma=False,
-    )
-    return jax.jit(mapped, donate_argnums=(1,) if donates else ())
+    takes, gives = (parts, parts, everywhere), (parts, everywhere)
+    return compile_function(self.mesh, run, takes, gives, [1] * donates)
 
 
 def _rename(arrays: Arrays, layer: int) -> Arrays:

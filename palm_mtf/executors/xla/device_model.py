@@ -3,10 +3,11 @@
 """A model and its loss on the devices of a pod, before JAX runs its graph."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config.device_mesh import DeviceMesh
@@ -18,6 +19,27 @@ from palm_mtf.programs.loss_function import LossFunction
 from palm_mtf.programs.pod import sum_microbatch
 
 Arrays = dict[str, jax.Array]
+
+
+def compile_function(
+  mesh: Mesh,
+  function: Callable,
+  takes: Sequence[Any],
+  gives: Any,
+  donated: Sequence[int] = (),
+) -> Callable:
+  """Returns a function of whole arrays that JAX runs on each device.
+
+  Args:
+    function: takes and returns one device's slices.
+    takes: how the mesh splits each argument (PartitionSpec), nested like them.
+    gives: the same for the results.
+    donated: numbers of the arguments whose memory results may reuse.
+  """
+  mapped = jax.shard_map(
+    function, mesh=mesh, in_specs=tuple(takes), out_specs=gives, check_vma=False
+  )
+  return jax.jit(mapped, donate_argnums=tuple(donated))
 
 
 class DeviceModel:
@@ -63,8 +85,7 @@ class DeviceModel:
     batch = {name: x.outputs[0] for name, x in self.features.items()}
     self._dropout_state = None
     if loss_function.has_dropout:
-      shape = mtf.Shape([DROPOUT_STATE])
-      given = Given(self.mesh, "dropout", shape, tf.int32)
+      given = Given(self.mesh, "dropout", mtf.Shape([DROPOUT_STATE]), tf.int32)
       (self._dropout_state,) = given.outputs
     stage = Stage(
       self.mesh, self.placement, {}, [], {}, batch, self._dropout_state, []
@@ -110,6 +131,19 @@ class DeviceModel:
       for axis in layout.tensor_axis_to_mesh_axis
     ]
     return PartitionSpec(*([None] if self.is_stacked(x.name) else []), *axes)
+
+  def abstract_features(self, mesh: Mesh, *first: int) -> Arrays:
+    """Returns dtype, sharding and [*first, rows, ...] of each feature."""
+    found: dict[str, Any] = {}
+    for name, given in self.features.items():
+      (x,) = given.outputs
+      spec = PartitionSpec(*(None for _ in first), *self.spec(given))
+      found[name] = jax.ShapeDtypeStruct(
+        [*first, *x.shape.to_integer_list],
+        x.dtype.as_numpy_dtype,
+        sharding=NamedSharding(mesh, spec),
+      )
+    return found
 
   def add_up(self, losses: Arrays, gradients: Arrays) -> tuple[Arrays, Arrays]:
     """Sums results of `find_gradients` over the devices that hold terms."""

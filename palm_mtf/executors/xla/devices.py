@@ -21,11 +21,7 @@ from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.errors import UserError
 from palm_mtf.executors.xla.host_calls import CoordinatorSettings, HostSettings
-from palm_mtf.executors.xla.tpu_places import (
-  TpuPlace,
-  host_places,
-  tpu_places,
-)
+from palm_mtf.executors.xla.tpu_places import TpuPlace, host_places, tpu_places
 from palm_mtf.json_text import dataclass_text
 from palm_mtf.machine.processors import is_rehearsal
 from palm_mtf.runtime.addresses import (
@@ -55,41 +51,29 @@ class PodName:
   """Name of a pod's stage in its hosts' processes, which hold its arrays.
 
   A pod without stages has stage 0.
-
-  Attributes:
-    client: name of the client, which owns the arrays.
-    number: number of the stage among all stages of the client's pods that this
-      process holds.
-    num_hosts: number of hosts of the stage.
-    stage: number of the stage in its pod.
   """
 
-  client: str
+  client: str  # name of the client, which owns the arrays
+  # Number among all stages of the client's pods that this process holds.
   number: int
-  num_hosts: int
-  stage: int = 0
+  num_hosts: int  # of the stage
+  stage: int = 0  # number in its pod; 0 in a pod without stages
 
 
 @dataclasses.dataclass(frozen=True)
 class AcceleratorDevices:
-  """The accelerators of all pods; the client knows only their hosts.
+  """The accelerators of all pods; the client knows only their hosts."""
 
-  Attributes:
-    client: CPU of the client process.
-    hosts: processes of the hosts of each pod's stages, in the order of the
-      hosts; all stages of the first pod, then those of the second pod.
-    places: for each device of a mesh, the number of its host.
-    num_stages: number of stages of each pod.
-    before: `hosts` of the pods before the first of these.
-    name: name of the client, under which hosts keep its arrays; no two clients
-      of a host have the same name.
-  """
-
-  client: str
+  client: str  # CPU of the client process
+  # Processes of the hosts of each pod's stages, in the order of the hosts; all
+  # stages of the first pod, then those of the second pod.
   hosts: Sequence[Sequence[Process]]
-  places: Sequence[int]
-  num_stages: int = 1
+  places: Sequence[int]  # for each device of a mesh, the number of its host
+  num_stages: int = 1  # number of stages of each pod
+  # `hosts` of the pods before the first of these.
   before: Sequence[Sequence[Process]] = ()
+  # Name of the client, under which hosts keep its arrays; no two clients of a
+  # host have the same name.
   name: str = dataclasses.field(
     default_factory=lambda: f"client_{secrets.token_hex(4)}"
   )
@@ -146,10 +130,9 @@ def open_coordinator(given: CoordinatorSettings) -> int:
   every user: whoever reaches it can abort all hosts of the pod. Here only users
   of this process's TensorFlow server may connect to the service.
 
-  Raises:
-    UserError: the port is taken, the system cannot limit who may connect, or
-      this process has a coordinator at another port or of another pod size, or
-      is another host of a pod.
+  Raises UserError if the port is taken, the system cannot limit who may
+  connect, or this process has a coordinator at another port or of another pod
+  size, or is another host of a pod.
   """
   global _coordinator
   if _coordinator:
@@ -209,9 +192,8 @@ def check_host(host: HostSettings) -> bool:
 
   Starts nothing.
 
-  Raises:
-    UserError: this process is already another host of a pod, a host of another
-      pod size, or has joined other hosts.
+  Raises UserError if this process is already another host of a pod, a host of
+  another pod size, or has joined other hosts.
   """
   _check_role(host.number, host.num_hosts)
   if _started and host.coordinator != _joined:
@@ -226,9 +208,8 @@ def check_host(host: HostSettings) -> bool:
 def start_host(host: HostSettings) -> None:
   """Starts JAX on a host of a pod.
 
-  Raises:
-    UserError: `check_host` raises it, or the host does not have the devices
-      that the mesh needs.
+  Raises UserError as `check_host` does, and if the host does not have the
+  devices that the mesh needs.
   """
   global _started, _joined
   check_host(host)
@@ -279,9 +260,8 @@ def find_devices(
     pod: number of the stage among all stages of pods of this process, which
       share no devices.
 
-  Raises:
-    UserError: JAX has another version, or finds no devices of this kind, too
-      few devices, or another TPU slice.
+  Raises UserError if JAX has another version, or finds no devices of this kind,
+  too few devices, or another TPU slice.
   """
   if not jax.__version__.startswith(_JAX):
     raise UserError(
@@ -329,8 +309,7 @@ def find_devices(
 def order_tpus(mesh: DeviceMesh, found: Sequence[Any]) -> list[Any]:
   """Puts `found`, JAX's devices of a TPU slice, in the order of the mesh.
 
-  Raises:
-    UserError: `found` are not the devices of the slice.
+  Raises UserError if `found` are not the devices of the slice.
   """
   where = tpu_slice(mesh.tpu)
   by_place = {TpuPlace(*x.coords, x.core_on_chip): x for x in found}

@@ -61,35 +61,24 @@ class JaxFailedError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostSettings:
-  """Settings that a host of a pod needs before it finds its devices.
+  """Settings that a host of a pod needs before it finds its devices."""
 
-  Attributes:
-    mesh_layout: axes of the pod, or of each of its stages.
-    number: number of the host in the pod, or in its stage.
-    num_hosts: number of hosts of the pod, or of its stage.
-    num_stages: number of stages that the host has; 1 for a pod without stages.
-    coordinator: "host:port" of the coordinator of these hosts
-      (`open_coordinator`); "" if there is one host.
-  """
-
-  mesh_layout: MeshLayout
-  number: int
-  num_hosts: int
+  mesh_layout: MeshLayout  # axes of the pod, or of each of its stages
+  number: int  # of the host in its pod or stage
+  num_hosts: int  # of the pod or stage
+  # Number of stages that the host has; 1 for a pod without stages.
   num_stages: int
+  # "host:port" of the coordinator of these hosts (`open_coordinator`); "" if
+  # there is one host.
   coordinator: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CoordinatorSettings:
-  """Settings of a pod's coordinator, a service where its JAX processes meet.
+  """Settings of a pod's coordinator, a service where its JAX processes meet."""
 
-  Attributes:
-    host: name or address at which all hosts reach the pod's first host.
-    port: port to listen on; 0 is any free port.
-  """
-
-  host: str
-  port: int
+  host: str  # name or address at which all hosts reach the pod's first host
+  port: int  # port to listen on; 0 is any free port
   num_hosts: int
 
 
@@ -154,8 +143,7 @@ def start_host(text: bytes) -> bytes:
 def call_pod(function: bytes, *inputs: Any) -> Any:
   """Calls the `pod_function` that `name_of` names `function`.
 
-  Raises:
-    JaxFailedError: JAX failed, for example because a device lacks memory.
+  Raises JaxFailedError if JAX fails, for example because a device lacks memory.
   """
   name = function.decode()
   importlib.import_module(f"palm_mtf.executors.xla.{name.partition('.')[0]}")

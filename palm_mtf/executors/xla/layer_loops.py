@@ -31,15 +31,10 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class LayerLoop:
-  """A loop over the layers of a group.
+  """A loop over the layers of a group."""
 
-  Attributes:
-    layers: numbers of the layers of the first period.
-    count: number of periods.
-  """
-
-  layers: range
-  count: int
+  layers: range  # numbers of the layers of the first period
+  count: int  # number of periods
 
   @property
   def end(self) -> int:

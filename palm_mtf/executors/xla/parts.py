@@ -170,8 +170,7 @@ class DeviceFunction:
     for x, value in zip(self.takes, taken, strict=True):
       tensors[x] = placement.LaidOutTensor([value])
       if open_axes and x in open_axes:
-        axes = open_axes[x]
-        tensors[x] = mtf.LazyAllreduceSum(placement, tensors[x], axes)
+        tensors[x] = mtf.LazyAllreduceSum(placement, tensors[x], open_axes[x])
     with xla_computation():
       lowered = _Lowering(placement, self._operations, tensors).tensors
       values = []
@@ -274,10 +273,7 @@ def _inputs_of(operation: mtf.Operation) -> list[mtf.Tensor]:
   inner = {operation, *operation._cond_ops, *operation._body_ops}
   read = [operation._cond_output, *operation._body_outputs]
   read += [x for each in inner for x in each.inputs]
-  return [
-    *operation.inputs,
-    *(x for x in read if x.operation not in inner),
-  ]
+  return [*operation.inputs, *(x for x in read if x.operation not in inner)]
 
 
 def cut_graph(

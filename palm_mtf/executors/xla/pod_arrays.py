@@ -56,7 +56,7 @@ class PodPrograms(PodDevices):
     self.state = {x: whole[x] for x in made.arrays_in(stage)}
     if layout.stages > 1:
       self.stage_step = StageStep(given, made, self.mesh, stage)
-      self.features = self.stage_step.abstract_rows()
+      self.features = self.stage_step.rows
       return
     self.step, self.gradients = made.step(self.mesh), made.gradients(self.mesh)
     self.update = made.update_of_parts(self.mesh)

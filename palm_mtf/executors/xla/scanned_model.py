@@ -60,30 +60,22 @@ _Periods = tuple[Arrays, jax.Array]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepSettings:
-  """All settings that the training programs of a pod depend on.
-
-  Attributes:
-    mesh_layout: mesh axes and layout rules of a pod. Each rule splits the
-      dimensions of `model` evenly.
-    optimizer: None for a program that only computes losses.
-    features: names of the features of every batch.
-    num_rows: number of sequences per step and pod, over all microbatches.
-    dcn_dtype: dtype in which pods exchange gradients.
-    seed: seed of the initial weights and of dropout.
-    frozen: FROZEN, patterns of parameters that are not trained.
-  """
+  """All settings that the training programs of a pod depend on."""
 
   model: ModelConfig
+  # Mesh axes and layout rules of a pod. Each rule splits the dimensions of
+  # `model` evenly.
   mesh_layout: MeshLayout
+  # None for a program that only computes losses.
   optimizer: OptimizerConfig | None = dataclasses.field(
     metadata={"choices": OPTIMIZERS}
   )
   loss: LossConfig
-  features: Sequence[str]
-  num_rows: int
-  dcn_dtype: str
-  seed: int
-  frozen: Sequence[str] = ()
+  features: Sequence[str]  # names of the features of every batch
+  num_rows: int  # sequences per step and pod, in all microbatches
+  dcn_dtype: str  # dtype in which pods exchange gradients
+  seed: int  # seed of the initial weights and of dropout
+  frozen: Sequence[str] = ()  # FROZEN, patterns of untrained parameters
 
   @property
   def loops(self) -> tuple[LayerLoop, ...]:
@@ -106,25 +98,21 @@ class StepSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Scan:
-  """A loop over layers, with the functions that compute a period.
-
-  Attributes:
-    infer: `forward`, without the results that only `backward` takes.
-    before, after: the residual stream before and after a period.
-    gradients: gradients of the period's variables, by name.
-    backward: computes `gradients`; None if the backward pass does not reach the
-      loop.
-    before_gradient, after_gradient: gradients of `before` and `after`.
-  """
+  """A loop over layers, with the functions that compute a period."""
 
   loop: LayerLoop
   forward: DeviceFunction
+  # `forward`, without the results that only `backward` takes.
   infer: DeviceFunction
+  # `before` and `after`: the residual stream before and after a period.
   before: mtf.Tensor
   after: mtf.Tensor
+  # Gradients of the period's variables, by name.
   gradients: Mapping[str, mtf.Tensor]
+  # Computes `gradients`; None if the backward pass does not reach the loop.
   backward: DeviceFunction | None = None
   after_gradient: mtf.Tensor | None = None
+  # `before_gradient` and `after_gradient`: gradients of `before` and `after`.
   before_gradient: mtf.Tensor | None = None
 
   @property
@@ -429,8 +417,7 @@ class ScannedModel(DeviceModel):
     if stage == 0 and self._embed_gradient:
       taken = dict(zip(self._head_gives, of_head, strict=True))
       taken[self._scans[0].before_gradient] = gradient
-      found = call(self._embed_gradient, taken, variables)
-      gradients |= self._outside(found)
+      gradients |= self._outside(call(self._embed_gradient, taken, variables))
     return gradient, gradients
 
   def _outside(self, values: Mapping[mtf.Tensor, jax.Array]) -> Arrays:
@@ -476,8 +463,7 @@ class ScannedModel(DeviceModel):
       # last number of the state counts the earlier uses of dropout. A layer
       # uses dropout twice, so add 2 * `length` (layers) per earlier period.
       before = jnp.array([0, 0, 0, 2 * length]) * period
-      places_before = dropout_state + before
-      state = {self._dropout_state: places_before}
+      state = {self._dropout_state: dropout_state + before}
       return function({**given, **state, **taken}, variables)[0]
 
     return call

@@ -20,10 +20,7 @@ from jax import lax
 from palm_mtf._tf import mtf
 from palm_mtf.executors.xla.device_model import Arrays
 from palm_mtf.executors.xla.device_update import DeviceUpdate
-from palm_mtf.executors.xla.layer_loops import (
-  LayerLoop,
-  unstacked,
-)
+from palm_mtf.executors.xla.layer_loops import LayerLoop, unstacked
 from palm_mtf.executors.xla.parts import DeviceFunction
 from palm_mtf.executors.xla.scanned_model import StepSettings
 from palm_mtf.executors.xla.xla_placement import XlaPlacement
@@ -63,8 +60,7 @@ class ScannedUpdate(DeviceUpdate):
     periods = {i: x.count for x in self._loops for i in x.layers}
     mesh = mtf.Mesh(mtf.Graph(), "pod")
     # Variables do not depend on the batch, so its size may be any that fits.
-    batch = layout.axis_size_of("batch")
-    dims = model_dims(settings.model, batch, layout)
+    dims = model_dims(settings.model, layout.axis_size_of("batch"), layout)
     palm_variables(
       *([mesh], settings.model, dims, settings.seed, [periods]),
       frozen=settings.frozen,
@@ -120,10 +116,7 @@ class ScannedUpdate(DeviceUpdate):
     return [*self._settings.loops_in(stage), *([] if stage else [None])]
 
   def apply(
-    self,
-    variables: Arrays,
-    gradients: Arrays,
-    numbers: Mapping[str, jax.Array],
+    self, variables: Arrays, gradients: Arrays, numbers: Mapping[str, jax.Array]
   ) -> tuple[Arrays, Arrays]:
     """Returns the next variables, and the metrics in `fetched`, on one device.
 

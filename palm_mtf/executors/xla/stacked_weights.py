@@ -66,8 +66,7 @@ class StackedWeights:
     }
     self.axis = None
     if dims.d_model_stored != dims.d_model:
-      find_axis = placement.tensor_dimension_to_mesh_axis
-      self.axis = find_axis(dims.d_model_stored)
+      self.axis = placement.tensor_dimension_to_mesh_axis(dims.d_model_stored)
     self._dims = dataclasses.replace(
       dims, d_model_stored=dims.d_model, d_model_residual=dims.d_model
     )
@@ -178,16 +177,11 @@ class StackedWeights:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StackedModel(DecodeModel):
-  """A `DecodeModel` with one array ("stack") per weight, [periods, ...].
-
-  Attributes:
-    stacked: where the weights are from.
-    table: all of the embedding, gathered once for all steps of a loop.
-  """
+  """A `DecodeModel` with one array ("stack") per weight, [periods, ...]."""
 
   placement: XlaPlacement
-  stacked: StackedWeights
-  table: LaidOut
+  stacked: StackedWeights  # where the weights are from
+  table: LaidOut  # all of the embedding, gathered once for all steps of a loop
 
   has_stacks = True
 

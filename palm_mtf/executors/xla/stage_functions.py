@@ -31,13 +31,12 @@ from jax import numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from palm_mtf._tf import mtf
-from palm_mtf.executors.xla.device_model import Arrays
+from palm_mtf.executors.xla.device_model import Arrays, compile_function
 from palm_mtf.executors.xla.scanned_model import ScannedModel, StepSettings
 from palm_mtf.executors.xla.scanned_update import ScannedUpdate
 from palm_mtf.executors.xla.step_functions import (
   REPLICATED,
   PodStep,
-  compile_function,
   join_numbers,
 )
 
@@ -51,6 +50,7 @@ class StageStep:
 
   Attributes:
     mesh: JAX's mesh of the stage's devices.
+    rows: dtype, sharding and [rows, ...] of each feature, by name.
     stage: number of the stage in its pod.
     arrays: names of the variables and optimizer slots that the stage holds.
     gradients: names of the stage's trained variables.
@@ -75,22 +75,12 @@ class StageStep:
     self._each = PartitionSpec(mesh.axis_names)
     self._specs = {x: made.spec(x) for x in self.arrays}
     self._read = {x: y for x, y in self._specs.items() if x in made.model.reads}
-    self._rows = {x: made.model.spec(y) for x, y in made.model.features.items()}
+    self.rows = made.model.abstract_features(mesh)
+    self._rows = {x: y.sharding.spec for x, y in self.rows.items()}
     if settings.optimizer:
       assert isinstance(made.update, ScannedUpdate)
       self._optimizer = made.update
       self._parts = made.update.parts_in(stage)
-
-  def abstract_rows(self) -> Arrays:
-    """Returns dtype, sharding and [rows, ...] of each feature, by name."""
-    return {
-      name: jax.ShapeDtypeStruct(
-        x.outputs[0].shape.to_integer_list,
-        x.outputs[0].dtype.as_numpy_dtype,
-        sharding=NamedSharding(self.mesh, self._rows[name]),
-      )
-      for name, x in self._model.features.items()
-    }
 
   def abstract_state(self) -> Arrays:
     """Returns shape, dtype and sharding of each array that the stage holds."""
@@ -210,8 +200,7 @@ class StageStep:
       shapes = {x: tuple(self._made.slice_shape(x)) for x in names}
       if of_head:
         shapes |= dict.fromkeys(self._model.losses, ())
-      count = self.mesh.size
-      return {x: jnp.zeros([count, *y]) for x, y in shapes.items()}
+      return {x: jnp.zeros([self.mesh.size, *y]) for x, y in shapes.items()}
 
     each = NamedSharding(self.mesh, self._each)
     return jax.jit(make, static_argnums=0, out_shardings=each)
@@ -311,8 +300,7 @@ class StageStep:
       return changed, join_numbers(found[x] for x in self._made.num_numbers)
 
     takes = [self._changed, self._gradient_specs(), *[REPLICATED] * 4]
-    gives = self._changed, REPLICATED
-    return self._compile(run, takes, gives, donated=[0])
+    return self._compile(run, takes, (self._changed, REPLICATED), donated=[0])
 
   @property
   def _changed(self) -> dict[str, PartitionSpec]:

@@ -66,7 +66,7 @@ class StagesBuilder(StepBuilder):
     stream: _Stream | None,
   ) -> list[list[tf.Tensor]]:
     """Calls `run_pass` in each host; returns what each host returns."""
-    settings, place = self._settings, (node.pod, node.stage)
+    place = node.pod, node.stage
     phase, dtypes = node.phase, [tf.int32]
     if phase == LOSS:
       phase = stage_arrays.INFER
@@ -79,9 +79,10 @@ class StagesBuilder(StepBuilder):
     if goes == stage_arrays.AWAY:
       dtypes = [self._pod_step.model.stream.dtype] * self._devices.num_local
     with tf.device(self._devices.client):
-      first_row = (self._first_pod + node.pod) * settings.num_rows
-      first_row += self._microbatch * settings.micro_rows
-      state = build_dropout_state(self._step, first_row)
+      step, _, first_pod, microbatch, _ = self._scalars
+      first_row = (first_pod + node.pod) * self._settings.num_rows
+      first_row += microbatch * self._rows_per_call
+      state = build_dropout_state(step, first_row)
     name, of_source, waits = "", "", []
     given = [[] for _ in self._devices.hosts_of(*place)]
     if source and stream:
@@ -101,7 +102,7 @@ class StagesBuilder(StepBuilder):
         place,
         stage_arrays.run_pass,
         dtypes,
-        *(phase, self._microbatch, state, name, of_source, goes),
+        *(phase, microbatch, state, name, of_source, goes),
         of_host=given,
       )
 

@@ -25,9 +25,8 @@ from palm_mtf.runtime.server_info import NoAnswerError, call_function
 # Seconds within which JAX has to start the accelerators of a host.
 _START_SECS = 300.0
 _HostFunction = Callable[[bytes], bytes]
-_Host = tuple[
-  int, str, HostSettings
-]  # number of the pod, address of the server
+# Number of the pod, address of the server.
+_Host = tuple[int, str, HostSettings]
 
 
 def start_hosts(
@@ -137,8 +136,7 @@ def _make_settings(
       wanted = CoordinatorSettings(
         host=host, port=port and port + stage, num_hosts=len(addresses)
       )
-      text = dataclass_text(wanted)
-      found = _call(hosts, pod, first, open_coordinator, text)
+      found = _call(hosts, pod, first, open_coordinator, dataclass_text(wanted))
       if not found.isdigit():
         raise UserError(f"pod {pod}: the server {first}: {found}")
       coordinator = f"{host}:{found}"
@@ -154,11 +152,7 @@ def _make_settings(
 
 
 def _call(
-  hosts: PodHosts,
-  pod: int,
-  address: str,
-  function: _HostFunction,
-  text: str,
+  hosts: PodHosts, pod: int, address: str, function: _HostFunction, text: str
 ) -> str:
   info = hosts.infos[address]
   try:

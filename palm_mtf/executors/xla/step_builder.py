@@ -39,6 +39,7 @@ from palm_mtf.programs.step_programs import (
   LossProgram,
   StepPrograms,
   make_programs,
+  make_scalars,
 )
 from palm_mtf.programs.train_program import make_metrics
 from palm_mtf.runtime.program import Program
@@ -70,15 +71,7 @@ class StepBuilder:
     self._parameters = self._pod_step.model.parameters
     # {name scope of the operations of a call: phase of a traced step}
     self._phases: dict[str, str] = {}
-    with tf.device(devices.client):
-      no_step = tf.constant(-1, tf.int64)  # for a loss, which needs no step
-      self._step = tf.placeholder_with_default(no_step, [], "step")
-      self._slot_step = tf.placeholder_with_default(self._step, [], "slot_step")
-      self._first_pod = tf.placeholder_with_default(
-        devices.first_pod, [], "first_pod"
-      )
-      self._microbatch = tf.placeholder_with_default(0, [], "microbatch")
-      self._batches = tf.placeholder(tf.string, [], "batches")
+    self._scalars = make_scalars(devices, read is not None)
 
   @property
   def _rows_per_call(self) -> int:
@@ -109,11 +102,12 @@ class StepBuilder:
       first_backward=first_backward,
     )
     num_pods, num_calls = len(self._every_pod), self._num_calls
+    scalars = self._scalars
     losses = plan_losses(settings.mesh_layout, num_pods, num_calls)
     places = list(itertools.product(self._every_pod, range(self._num_stages)))
     rows = {x: self._make_rows(*x) for x in places}
     with tf.device(self._devices.client):
-      rates = find_rates(settings.optimizer, self._step, self._slot_step)
+      rates = find_rates(settings.optimizer, scalars.step, scalars.slot_step)
     found = self._build_step(rows, rates)
     with tf.device(self._devices.client):
       values = self._split(found)
@@ -130,9 +124,7 @@ class StepBuilder:
       graphs |= self._build_passes(each, rows)
     nodes = *plan.nodes, *losses.nodes
     named = {x.name: rows[x.pod, x.stage or 0] for x in nodes}
-    batches = self._batches if self._read else None
-    scalars = self._step, self._slot_step, self._first_pod, self._microbatch
-    inputs = Inputs(*scalars, batches, named, settings.num_rows)
+    inputs = Inputs(scalars, named, settings.num_rows)
     pod_slices = [self._find_slices(x) for x in self._every_pod]
     drawn = [
       self._call(x, pod_arrays.initialize_arrays, [tf.int32]) for x in places
@@ -188,18 +180,17 @@ class StepBuilder:
 
   def _make_rows(self, pod: int, stage: int = 0) -> list[dict[str, tf.Tensor]]:
     """Returns, per host, {feature: placeholder of the rows of a call}."""
-    made = []
+    made, scalars = [], self._scalars
     for process in self._devices.hosts_of(pod, stage):
       with tf.device(process.device):
         values = None
         if self._read:
           part = tf.constant(pod)
           if self._num_calls > 1:
-            part = pod * self._num_calls + self._microbatch
+            part = pod * self._num_calls + scalars.microbatch
           num_parts = len(self._every_pod) * self._num_calls
-          values = self._read(
-            process.device, self._batches, self._step, part, num_parts
-          )
+          given = scalars.batches, scalars.step, part, num_parts
+          values = self._read(process.device, *given)
         made.append(make_placeholders(self._features, values))
     return made
 
@@ -209,9 +200,10 @@ class StepBuilder:
     """Builds the step's last call; returns the metrics, [metrics] float32."""
     with tf.device(self._devices.client):
       of_step = tf.stack([*rates.values()])
+      step, first_pod = self._scalars.step, self._scalars.first_pod
       num_rows = self._settings.num_rows
       states = [
-        build_dropout_state(self._step, (self._first_pod + i) * num_rows)
+        build_dropout_state(step, (first_pod + i) * num_rows)
         for i in self._every_pod
       ]
     if len(states) > 1:
@@ -227,10 +219,7 @@ class StepBuilder:
     return numbers[0]
 
   def _build_exchange(
-    self,
-    rows: Rows,
-    rates: tf.Tensor,
-    states: Sequence[tf.Tensor],
+    self, rows: Rows, rates: tf.Tensor, states: Sequence[tf.Tensor]
   ) -> tf.Tensor:
     """Like `_build_step`, for several pods, which exchange gradients."""
     dtypes = self._message_dtypes(self._pod_step.parameters)
@@ -300,7 +289,8 @@ class StepBuilder:
         name: tf.placeholder(x.dtype, [max_steps, *x.shape.to_integer_list])
         for name, x in self._features.items()
       }
-      steps = [self._step + i for i in range(max_steps)]
+      step = self._scalars.step
+      steps = [step + i for i in range(max_steps)]
       of_steps = [find_rates(self._settings.optimizer, x, x) for x in steps]
       rates = {x: tf.stack([y[x] for y in of_steps]) for x in of_steps[0]}
       states = tf.stack([build_dropout_state(x, 0) for x in steps])
@@ -315,7 +305,7 @@ class StepBuilder:
       is_finite = values["is_finite"][num_done - 1] > 0
     return dataclasses.replace(
       update,
-      inputs={**features, "step": self._step, "num_steps": num_steps},
+      inputs={**features, "step": step, "num_steps": num_steps},
       outputs=[metrics, num_done, is_finite],
       operations=(),
     )

@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.parameters import sent_dtype
-from palm_mtf.executors.xla.device_model import Arrays
+from palm_mtf.executors.xla.device_model import Arrays, compile_function
 from palm_mtf.executors.xla.scanned_model import ScannedModel, StepSettings
 from palm_mtf.executors.xla.scanned_update import ScannedUpdate
 from palm_mtf.executors.xla.whole_model import (
@@ -53,31 +53,6 @@ def join_numbers(values: Iterable[jax.Array]) -> jax.Array:
   """Joins values of any shapes into one vector, float32."""
   flat = [jnp.ravel(x).astype(jnp.float32) for x in values]
   return jnp.concatenate([*flat, jnp.zeros([0])])
-
-
-def compile_function(
-  mesh: Mesh,
-  function: Callable,
-  takes: Sequence[Any],
-  gives: Any,
-  donated: Sequence[int] = (),
-) -> Callable:
-  """Returns a function of whole arrays that JAX runs on each device.
-
-  Args:
-    function: takes and returns one device's slices.
-    takes: how the mesh splits each argument (PartitionSpec), nested like them.
-    gives: the same for the results.
-    donated: numbers of the arguments whose memory results may reuse.
-  """
-  mapped = jax.shard_map(
-    function,
-    mesh=mesh,
-    in_specs=tuple(takes),
-    out_specs=gives,
-    check_vma=False,
-  )
-  return jax.jit(mapped, donate_argnums=tuple(donated))
 
 
 class PodStep:
@@ -194,14 +169,7 @@ class PodStep:
 
   def abstract_batch(self, mesh: Mesh) -> Arrays:
     """Returns dtype, sharding and [microbatches, rows, ...] of each feature."""
-    return {
-      name: jax.ShapeDtypeStruct(
-        [self._num_microbatches, *x.outputs[0].shape.to_integer_list],
-        x.outputs[0].dtype.as_numpy_dtype,
-        sharding=NamedSharding(mesh, PartitionSpec(None, *self.model.spec(x))),
-      )
-      for name, x in self.model.features.items()
-    }
+    return self.model.abstract_features(mesh, self._num_microbatches)
 
   def abstract_numbers(self, mesh: Mesh) -> Arrays:
     """Returns shape and dtype per item of `step`'s `numbers`, for compiling."""
@@ -357,8 +325,7 @@ class PodStep:
       found = find(*microbatch)
       return jax.tree.map(lambda x, y: x + y.astype(x.dtype), sums, found), None
 
-    micro_rows = self._settings.micro_rows
-    first_rows = jnp.arange(self._num_microbatches) * micro_rows
+    first_rows = jnp.arange(self._num_microbatches) * self._settings.micro_rows
     zeros = jax.tree.map(
       lambda x: jnp.zeros(x.shape, jnp.float32),
       (

@@ -29,22 +29,16 @@ _loss_functions: weakref.WeakValueDictionary[str, LossFunction] = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WholeSettings:
-  """All settings that the training programs of a pod depend on.
+  """All settings that the training programs of a pod depend on."""
 
-  Attributes:
-    loss_function: name that `name_loss_function` gave the model and its loss.
-    mesh_layout: axes and layout rules of a pod.
-    num_rows: rows of a step in one pod, in all microbatches.
-    dcn_dtype: dtype in which pods exchange gradients.
-  """
-
+  # Name that `name_loss_function` gave the model and its loss.
   loss_function: str
-  mesh_layout: DeviceMesh
+  mesh_layout: DeviceMesh  # axes and layout rules of a pod
   optimizer: OptimizerConfig = dataclasses.field(
     metadata={"choices": OPTIMIZERS}
   )
-  num_rows: int
-  dcn_dtype: str
+  num_rows: int  # rows of a step in one pod, in all microbatches
+  dcn_dtype: str  # dtype in which pods exchange gradients
 
   @property
   def micro_rows(self) -> int:

@@ -75,9 +75,7 @@ def run_layer(layer: Layer, block: Block, x: Any, branch: Any) -> tuple:
 
 
 def mix_products(
-  read: Read,
-  parts: Sequence[tf.Tensor],
-  attend: Callable[..., tf.Tensor],
+  read: Read, parts: Sequence[tf.Tensor], attend: Callable[..., tf.Tensor]
 ) -> list[tf.Tensor]:
   """Returns the input of each output projection, in the order of `read`.
 
@@ -98,11 +96,7 @@ def mix_products(
 
 @fused
 def add_and_scale(
-  x: tf.Tensor,
-  branch: list,
-  form: NormForm,
-  epsilon: float,
-  vectors: list,
+  x: tf.Tensor, branch: list, form: NormForm, epsilon: float, vectors: list
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Returns x + branch, and this sum normalized, scaled and biased.
 

@@ -29,6 +29,10 @@ class Effect(enum.Enum):
   READS = "reads"
 
 
+Inputs = Mapping[str, tf.Tensor]
+Built = tuple[State, dict[str, tf.Tensor]]  # the next state, and outputs
+
+
 @dataclasses.dataclass(frozen=True)
 class DecodeFunction(abc.ABC):
   """A function that the devices of a mesh run together.
@@ -48,9 +52,7 @@ class DecodeFunction(abc.ABC):
     return {}
 
   @abc.abstractmethod
-  def __call__(
-    self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
-  ) -> tuple[State, dict[str, tf.Tensor]]:
+  def __call__(self, model: DecodeModel, state: State, inputs: Inputs) -> Built:
     """Builds the operations of a call; returns the next state, and outputs.
 
     `state` is [] if the function makes a state, or needs none. Outputs are the

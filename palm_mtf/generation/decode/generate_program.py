@@ -4,7 +4,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from palm_mtf._tf import tf
@@ -12,8 +12,10 @@ from palm_mtf.config import DecodeConfig
 from palm_mtf.generation.decode.forward import prefill
 from palm_mtf.generation.decode.functions import (
   BuildProgram,
+  Built,
   DecodeFunction,
   Effect,
+  Inputs,
 )
 from palm_mtf.generation.decode.prompt_batch import PromptBatch
 from palm_mtf.generation.decode.rows import State, join_rows, repeat, split_rows
@@ -75,9 +77,7 @@ class StartTexts(_OfBatch):
     }
     return {x: tf.TensorSpec(y, tf.int32) for x, y in shapes.items()}
 
-  def __call__(
-    self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
-  ) -> tuple[State, dict[str, tf.Tensor]]:
+  def __call__(self, model: DecodeModel, state: State, inputs: Inputs) -> Built:
     """Builds the prefill; returns the state before the first token."""
     impl, rows = model.placement, self.decode.rows_per_prompt
     prompts, lengths, keys = (
@@ -108,9 +108,7 @@ class AdvanceTexts(_OfBatch):
     """Returns shape and dtype of `limit`."""
     return {"limit": tf.TensorSpec([], tf.int32)}
 
-  def __call__(
-    self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
-  ) -> tuple[State, dict[str, tf.Tensor]]:
+  def __call__(self, model: DecodeModel, state: State, inputs: Inputs) -> Built:
     """Builds the loop of steps; returns the state after the last step."""
     texts = self._make_texts(model)
     place, lengths, keys, *rest = state
@@ -144,9 +142,7 @@ class ReadTexts(_OfBatch):
     found = {"tokens": tf.int32, "num_done": tf.int32, "is_over": tf.bool}
     return found | ({"scores": tf.float32} if self.decode.num_beams > 1 else {})
 
-  def __call__(
-    self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
-  ) -> tuple[State, dict[str, tf.Tensor]]:
+  def __call__(self, model: DecodeModel, state: State, inputs: Inputs) -> Built:
     """Returns the same state, and the outputs."""
     impl, texts = model.placement, self._make_texts(model)
     place, _, _, *rest = state
@@ -317,8 +313,7 @@ class _Searches(_Continuations):
       # Each row copies the keys and values of the prefix that it continues,
       # because one prefix may have two continuations, and another prefix none.
       take = functools.partial(tf.gather, axis=self._model.row_axis)
-      cache = [self._impl.slicewise(take, x, rows) for x in cache]
-      return [*state, *cache]
+      return [*state, *[self._impl.slicewise(take, x, rows) for x in cache]]
 
     place, state = repeat_step(self._impl, step, [*state, *cache], place, limit)
     return place, state[:num_state], state[num_state:]

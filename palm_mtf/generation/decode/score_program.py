@@ -3,7 +3,7 @@
 """Function that computes log p of given tokens in one forward pass."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.generation.decode.forward import (
@@ -13,7 +13,12 @@ from palm_mtf.generation.decode.forward import (
   run_blocks,
   take_slices,
 )
-from palm_mtf.generation.decode.functions import DecodeFunction, Effect
+from palm_mtf.generation.decode.functions import (
+  Built,
+  DecodeFunction,
+  Effect,
+  Inputs,
+)
 from palm_mtf.generation.decode.rows import State, join_rows, split_rows
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.model.loss import cross_entropy
@@ -79,9 +84,7 @@ class ScoreRows(DecodeFunction):
     """Returns the dtype of each output in `names`."""
     return {name: _DTYPES[name] for name in self.names}
 
-  def __call__(
-    self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
-  ) -> tuple[State, dict[str, tf.Tensor]]:
+  def __call__(self, model: DecodeModel, state: State, inputs: Inputs) -> Built:
     """Builds one forward pass; returns the same state, and the outputs."""
     model = dataclasses.replace(model, adapter=inputs.get("adapter"))
     impl = model.placement

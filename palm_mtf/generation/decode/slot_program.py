@@ -13,15 +13,15 @@ of the texts in all slots (`Texts.history`).
 """
 
 import dataclasses
-from collections.abc import Mapping
 
 from palm_mtf._tf import tf
-from palm_mtf.generation.decode.forward import (
-  prefill,
-  read_parts,
-  reads_parts,
+from palm_mtf.generation.decode.forward import prefill, read_parts, reads_parts
+from palm_mtf.generation.decode.functions import (
+  Built,
+  DecodeFunction,
+  Effect,
+  Inputs,
 )
-from palm_mtf.generation.decode.functions import DecodeFunction, Effect
 from palm_mtf.generation.decode.rows import (
   State,
   join_rows,
@@ -32,6 +32,7 @@ from palm_mtf.generation.decode.sampling import mask_logits
 from palm_mtf.generation.decode.score_program import NUM_LIKELIEST
 from palm_mtf.generation.decode.step import make_step
 from palm_mtf.generation.decode.weights import DecodeModel
+from palm_mtf.native.adapters import keep_adapter
 from palm_mtf.native.decoding import (
   MOST_DRAFTED,
   Texts,
@@ -72,9 +73,7 @@ class MakeSlots(DecodeFunction):
     names = "most_drafted", "reads_parts", "sends_tokens"
     return dict.fromkeys(names, tf.int32)
 
-  def __call__(
-    self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
-  ) -> tuple[State, dict[str, tf.Tensor]]:
+  def __call__(self, model: DecodeModel, state: State, inputs: Inputs) -> Built:
     """Builds a prefill with one token, which only gives the cache its shape."""
     prompts = tf.zeros([self.num_slices, 1], tf.int32)
     ones = split_rows(model.placement, tf.ones([self.num_slices], tf.int32))
@@ -124,9 +123,7 @@ class InsertPrompts(DecodeFunction):
     shapes |= {"adapter": []} if self.has_adapter else {}
     return {x: tf.TensorSpec(y, tf.int32) for x, y in shapes.items()}
 
-  def __call__(
-    self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
-  ) -> tuple[State, dict[str, tf.Tensor]]:
+  def __call__(self, model: DecodeModel, state: State, inputs: Inputs) -> Built:
     """Builds the prefill; returns the state with the new prompts."""
     model = dataclasses.replace(model, adapter=inputs.get("adapter"))
     impl, prompts = model.placement, inputs["prompts"]
@@ -167,9 +164,7 @@ class ReadParts(DecodeFunction):
     shapes |= {"adapter": []} if self.has_adapter else {}
     return {x: tf.TensorSpec(y, tf.int32) for x, y in shapes.items()}
 
-  def __call__(
-    self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
-  ) -> tuple[State, dict[str, tf.Tensor]]:
+  def __call__(self, model: DecodeModel, state: State, inputs: Inputs) -> Built:
     """Builds the forward pass; returns the state with the parts."""
     model = dataclasses.replace(model, adapter=inputs.get("adapter"))
     num_cache = len(state) - len(state) % 2
@@ -211,24 +206,18 @@ class StepSlots(DecodeFunction):
     of_chosen: [rows], float32: log p of the chosen tokens.
     likeliest: [rows, NUM_LIKELIEST], int32: the likeliest tokens.
     of_likeliest: [rows, NUM_LIKELIEST], float32: log p of these tokens.
-
-  Attributes:
-    num_rows: the step runs the first `num_rows` slots; divisible by the number
-      of slices. With s slices and n = num_rows / s rows per slice, row i is
-      slot `i % n * s + i // n`.
-    num_tokens: number of pieces in the vocabulary.
-    is_greedy: whether all texts take the likeliest token.
-    has_limits: whether TOP_K and TOP_P are applied; each takes 31 passes over
-      the logits.
-    wants_log_probs: whether to compute log p, for one token per text.
-    num_masks: masks per text, 1 more than drafted tokens; 0 for no masks.
   """
 
+  # The step runs the first `num_rows` slots; divisible by the number of slices.
+  # With s slices and n = num_rows / s rows per slice, row i is slot
+  # `i % n * s + i // n`.
   num_rows: int
-  num_tokens: int
-  is_greedy: bool
+  num_tokens: int  # number of pieces in the vocabulary
+  is_greedy: bool  # whether all texts take the likeliest token
+  # Whether TOP_K and TOP_P are applied; each takes 31 passes over the logits.
   has_limits: bool
-  wants_log_probs: bool
+  wants_log_probs: bool  # whether to compute log p, for one token per text
+  # Masks per text, 1 more than drafted tokens; 0 for no masks.
   num_masks: int = 0
 
   effect = Effect.CHANGES
@@ -256,9 +245,7 @@ class StepSlots(DecodeFunction):
       found["of_likeliest"] = tf.float32
     return found
 
-  def __call__(
-    self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
-  ) -> tuple[State, dict[str, tf.Tensor]]:
+  def __call__(self, model: DecodeModel, state: State, inputs: Inputs) -> Built:
     """Builds the steps; returns the state after the steps, and the outputs."""
     impl, texts = model.placement, inputs["texts"]
     tokens, positions, places, _, _, top_k, limits, adapters, *others = (
@@ -307,6 +294,40 @@ class StepSlots(DecodeFunction):
       chosen = tf.maximum(outputs["tokens"][:, 0], 0)  # -1 if left out
       outputs |= _find_log_probs(logits, chosen, self.num_tokens)
     return [*steps.cache, *steps.history], outputs
+
+
+@dataclasses.dataclass(frozen=True)
+class KeepAdapter(DecodeFunction):
+  """Keeps an adapter under a number, or drops it.
+
+  Inputs:
+    number, parts, values: as `keep_adapter` takes them.
+
+  Outputs:
+    kept: int32: number of adapters that are kept; -1 if steps are not in C++,
+      so that nothing can add adapters.
+  """
+
+  effect = Effect.READS
+
+  def input_specs(self) -> dict[str, tf.TensorSpec]:
+    """Returns shape and dtype of each input."""
+    return {
+      "number": tf.TensorSpec([], tf.int32),
+      "parts": tf.TensorSpec([None, 6], tf.int32),
+      "values": tf.TensorSpec([None], tf.float32),
+    }
+
+  def output_dtypes(self) -> dict[str, tf.DType]:
+    """Returns the dtype of each output."""
+    return {"kept": tf.int32}
+
+  def __call__(self, model: DecodeModel, state: State, inputs: Inputs) -> Built:
+    """Builds the operation; returns the same state, and the output."""
+    if not model.is_native:
+      return state, {"kept": tf.constant(-1)}
+    dtype = tf.as_dtype(model.config.activation_dtype)
+    return state, {"kept": keep_adapter(**inputs, dtype=dtype)}
 
 
 def _find_log_probs(logits, chosen, num_tokens):

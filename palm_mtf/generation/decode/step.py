@@ -319,8 +319,7 @@ class TensorflowStep:
       # All-gather [rows, vocab], because every device samples from all logits.
       logits = impl.allconcat(logits, axis, 1)
     finish = functools.partial(_finish, model)
-    logits = impl.slicewise(finish, logits, y)
-    return logits, cache
+    return impl.slicewise(finish, logits, y), cache
 
   def advance(
     self, count: tf.Tensor, texts: Texts, cache: Cache, settings: TextSettings
@@ -341,11 +340,8 @@ class TensorflowStep:
     first_cache, num_masks = 3 + len(texts.seen), len(texts.masks)
 
     def choose(i, logits, is_over, chosen, places, keys, *rest):
-      limits, masks, seen = (
-        rest[:3],
-        rest[3:][:num_masks],
-        rest[3 + num_masks :],
-      )
+      limits, rest = rest[:3], rest[3:]
+      masks, seen = rest[:num_masks], rest[num_masks:]
       for mask in masks:
         logits = forbid_tokens(logits, mask)
       token = choose_tokens(
@@ -479,7 +475,7 @@ class _Block:
         return y[:, 0]
 
       parts = columns.split(wide, positions.shape, angles, vectors)
-      mixed = mix_products(read, parts, attend)
+      mixed = mix_products(read, parts, attend)  # `attend` changes `cache`
       return (*cache, *mixed)
 
     wide = self._model.project_in(y, self._layer, read, is_step=True)

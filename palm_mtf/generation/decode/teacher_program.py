@@ -3,7 +3,6 @@
 """Function that computes a teacher's distributions in one forward pass."""
 
 import dataclasses
-from collections.abc import Mapping
 
 from palm_mtf._tf import tf
 from palm_mtf.generation.decode.forward import (
@@ -12,7 +11,12 @@ from palm_mtf.generation.decode.forward import (
   run_blocks,
   take_slices,
 )
-from palm_mtf.generation.decode.functions import DecodeFunction, Effect
+from palm_mtf.generation.decode.functions import (
+  Built,
+  DecodeFunction,
+  Effect,
+  Inputs,
+)
 from palm_mtf.generation.decode.rows import State, join_rows, split_rows
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.ops.slicewise import split_axes
@@ -54,9 +58,7 @@ class TeachRows(DecodeFunction):
     ids = {} if self.targets == "full" else {"teacher_ids": tf.int32}
     return {**ids, "teacher_log_p": tf.float32}
 
-  def __call__(
-    self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
-  ) -> tuple[State, dict[str, tf.Tensor]]:
+  def __call__(self, model: DecodeModel, state: State, inputs: Inputs) -> Built:
     """Builds one forward pass; returns the same state, and the outputs."""
     impl = model.placement
     mesh, shape, palm = build_palm(model, self.num_rows, self.length)

@@ -300,8 +300,7 @@ class WeightMaker:
         w = round_to_int8(w, find_largest(w))
       return as_constant(w, dtype)
 
-    table = self._read(logits_table(self._config))
-    return self._keep("to_logits", make, table)
+    return self._keep("to_logits", make, self._read(logits_table(self._config)))
 
   def make_layers(
     self, slices: Mapping[str, Sequence[Slice]]

@@ -73,8 +73,7 @@ def find_windows(
 
 def choose_row_length(num_tokens: int, length: int) -> int:
   """Rounds `num_tokens` up to a power of two, but at most to `length`."""
-  enough = max(_SHORTEST_ROW, 1 << (num_tokens - 1).bit_length())
-  return min(enough, length)
+  return min(max(_SHORTEST_ROW, 1 << (num_tokens - 1).bit_length()), length)
 
 
 def count_rows_at_once(length: int, slices: int) -> int:
@@ -107,20 +106,14 @@ class Score(NamedTuple):
 
 
 class Divergence(NamedTuple):
-  """How a model differs from another, at each scored token, [tokens] each.
+  """How a model differs from another, at each scored token, [tokens] each."""
 
-  Attributes:
-    loss: -log p of the token, in nats, float64.
-    loss_of_other: the same by the other model.
-    kl: Kullback-Leibler divergence of the model's distribution q from the other
-      model's p, the sum over the vocabulary of p log(p / q), in nats, float64.
-    agrees: whether both models find the same token likeliest, bool.
-  """
-
-  loss: np.ndarray
-  loss_of_other: np.ndarray
+  loss: np.ndarray  # -log p of the token, in nats, float64
+  loss_of_other: np.ndarray  # the same by the other model
+  # Kullback-Leibler divergence of the model's distribution q from the other
+  # model's p, the sum over the vocabulary of p log(p / q), in nats, float64.
   kl: np.ndarray
-  agrees: np.ndarray
+  agrees: np.ndarray  # whether both models find the same token likeliest, bool
 
 
 def make_scorer(

@@ -18,10 +18,7 @@ from palm_mtf.config import (
 )
 from palm_mtf.data.batches.corpus import Batch
 from palm_mtf.errors import UserError
-from palm_mtf.executors.choose import (
-  decodes_on_accelerators,
-  decoding_executor,
-)
+from palm_mtf.executors.choose import decodes_on_accelerators, decoding_executor
 from palm_mtf.generation.decode.functions import DecodeFunction, Effect
 from palm_mtf.generation.decode.generate_program import (
   DecodePrograms,
@@ -167,8 +164,7 @@ class LoadedDecoder(contextlib.AbstractContextManager):
 
 
 def mean_losses(
-  losses: Callable[[Batch], Iterable[Sequence[float]]],
-  batches: Iterable[Batch],
+  losses: Callable[[Batch], Iterable[Sequence[float]]], batches: Iterable[Batch]
 ) -> list[float]:
   """Returns weighted means over all `batches`; first -log p per target in nats.
 

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 from palm_mtf.config.decode import MOST_GREEDY
-from palm_mtf.generation.decode.adapter_program import KeepAdapter
 from palm_mtf.generation.decode.slot_program import (
   MOST_STEPS,
   InsertPrompts,
+  KeepAdapter,
   MakeSlots,
   ReadParts,
   StepSlots,
@@ -258,10 +258,8 @@ class SlotDecoder:
     most = 1 if wants_log_probs else MOST_STEPS
     drafted = 0 if wants_log_probs else self._most_drafted
     has_masks = any(x.masks for x in texts.values())
-    num_masks, words = (
-      (1 + drafted) * has_masks,
-      num_mask_words(self._num_tokens),
-    )
+    num_masks = (1 + drafted) * has_masks
+    words = num_mask_words(self._num_tokens)
     masks = np.full([num_rows, num_masks, words], -1, np.int32)
     # A row without a text is fed zeros. The step then writes keys and values
     # into an unused slot, which the next prefill overwrites.

@@ -33,9 +33,8 @@ def listen(
       host, are allowed.
     has_keys: whether requests need an API key.
 
-  Raises:
-    UserError: if this host cannot listen on `given`, or if `given` is 0.0.0.0
-      or [::] and not allowed.
+  Raises UserError if this host cannot listen on `given`, or if `given` is
+  0.0.0.0 or [::] and not allowed.
   """
   host, port = split_address("--listen", given)
   family, place = _resolve(host, port)

@@ -6,20 +6,11 @@ import collections
 import dataclasses
 import threading
 import time
-from collections.abc import (
-  Callable,
-  Collection,
-  Iterable,
-  Mapping,
-  Sequence,
-)
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from palm_mtf.generation.inference.constraint import (
-  Constraint,
-  ConstraintError,
-)
+from palm_mtf.generation.inference.constraint import Constraint, ConstraintError
 from palm_mtf.generation.inference.slot_decoder import (
   Chosen,
   PromptPart,

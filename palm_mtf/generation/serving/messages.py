@@ -46,9 +46,7 @@ class RefusalError(Exception):
 
 
 def make_json_response(
-  content: object,
-  status: int = 200,
-  headers: Mapping[str, str] | None = None,
+  content: object, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
   """Returns an answer with `content` as JSON."""
   return web.json_response(

@@ -388,8 +388,7 @@ class Server:
   ) -> web.Response:
     # Calls a method of ServedAdapters; the answer has the form of vLLM's.
     body = await read_json(request, self._model.most_secs)
-    loading = self._loading_thread.submit(change, body)
-    name = await asyncio.wrap_future(loading)
+    name = await asyncio.wrap_future(self._loading_thread.submit(change, body))
     return web.Response(
       text=f"Success: LoRA adapter '{name}' {done} successfully."
     )

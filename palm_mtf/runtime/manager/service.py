@@ -303,8 +303,7 @@ class _Calls:
     """Returns a request's result as JSON, or ends the call with an error."""
     await check_versions(context)
     try:
-      found = await self._call(method, json.loads(request))
-      return json_text(found).encode()
+      return json_text(await self._call(method, json.loads(request))).encode()
     except UserError as error:
       code, why = grpc.StatusCode.INVALID_ARGUMENT, str(error)
     except WRONG_JSON:

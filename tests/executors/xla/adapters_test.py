@@ -21,19 +21,17 @@ from palm_mtf.generation.inference.scorer import Example, Scorer
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 from palm_mtf.model import weights
 from palm_mtf.ops.variables import SlicedVariable
-from palm_mtf.programs.train_program import build_train_program
 from tests import oracle
 from tests.adapter_oracle import make_case, merge
 from tests.cases import slow
 from tests.decode_testing import save_checkpoint
 from tests.executors.xla.frozen_test import MESHES, TPU, check_bytes, step_flops
-from tests.executors.xla.program_run import build_on_accelerators, pod_step
+from tests.executors.xla.program_run import lower_gradients, pod_step, train_on
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
   random_documents,
   random_tokens,
   relative_error,
-  train,
 )
 from tests.settings import work
 from tests.virtual_oracle import KINDS, virtual_documents
@@ -62,16 +60,13 @@ def run_steps(
   block, adapter, mesh, num_pods=1, remat="none", dtype="float32", seed=0
 ):
   """Returns every variable after some steps, and the metrics."""
-  case, layout = case_of(block, adapter, remat), MESHES[mesh]
-  return train(
+  case = case_of(block, adapter, remat)
+  return train_on(
+    *(MESHES[mesh], num_pods),
     dataclasses.replace(case.config, activation_dtype=dtype),
     dataclasses.replace(PALM_OPTIMIZER, parameter_scale_floor=0.1),
     rows=virtual_documents if adapter in KINDS else random_documents,
     params={x: np.float32(y) for x, y in case.params.items()},
-    mesh=layout,
-    pods=PodsConfig(num_pods=num_pods, dcn_dtype="float32"),
-    build=build_on_accelerators if layout.tpu else build_train_program,
-    batch_size=8,
     seed=seed,
   )
 
@@ -152,9 +147,8 @@ def test_a_base_in_bfloat16_trains_the_bits_of_one_in_float32(
   halved = {x for x in case.params if x not in case.slopes and "norm" not in x}
   dtypes = {x: y for x, y in kept.items() if x in case.params}
   assert len(dtypes) > 9
-  assert dtypes == {
-    x: tf.bfloat16 if x in halved else tf.float32 for x in dtypes
-  }
+  for name, dtype in dtypes.items():
+    assert dtype == (tf.bfloat16 if name in halved else tf.float32), name
   for name, value in expected.items():
     if name in halved:
       value = value.astype(ml_dtypes.bfloat16).astype(value.dtype)
@@ -176,9 +170,8 @@ def make_step(config, mesh):
 )
 def test_accelerators_keep_and_send_the_bytes_of_the_plan(adapter, even):
   # With even sizes, no part of a gradient is padded.
-  config = dataclasses.replace(
-    case_of("PaLM", adapter).config, activation_dtype="bfloat16", **even
-  )
+  even = {**even, "activation_dtype": "bfloat16"}
+  config = dataclasses.replace(case_of("PaLM", adapter).config, **even)
   layout = MESHES["accelerators"]
   made = make_step(config, layout)
   given = work(config, layout, pods=PodsConfig(dcn_dtype="bfloat16"))
@@ -214,17 +207,10 @@ def test_a_step_moves_the_planned_bytes_between_heads(adapter):
   config = case_of("PaLM", adapter).config
   made = make_step(config, layout)
   mesh = made.model.placement.make_mesh(jax.devices()[:4])
-  lowered = made.gradients(mesh).lower(
-    made.abstract_state(mesh),
-    made.abstract_batch(mesh),
-    made.abstract_numbers(mesh),
-  )
-  compiled = CompiledText(lowered.compile().as_text())
-  sent = sum(
-    x.times * x.sent_bytes
-    for x in compiled.collectives
-    if x.groups == ((0, 1), (2, 3))
-  )
+  compiled = lower_gradients(made, mesh).compile()
+  found = CompiledText(compiled.as_text()).collectives
+  found = [x for x in found if x.groups == ((0, 1), (2, 3))]
+  sent = sum(x.times * x.sent_bytes for x in found)
   planned = step_bytes(work(config, layout, 4))
   assert planned["all_reduce", ("model",)] == layout.num_devices * sent
 

@@ -120,9 +120,8 @@ def test_the_likeliest_tokens_are_the_oracles_if_the_vocabulary_is_split(load):
   for chosen, expected in zip(found, log_p, strict=True):
     likeliest = np.argsort(-expected)[:5]
     assert list(chosen.likeliest) == likeliest.tolist()
-    np.testing.assert_allclose(
-      list(chosen.likeliest.values()), expected[likeliest], rtol=1e-4, atol=1e-5
-    )
+    log_ps = list(chosen.likeliest.values())
+    np.testing.assert_allclose(log_ps, expected[likeliest], 1e-4, 1e-5)
 
 
 GREEDY = DecodeConfig(temperature=0.0)
@@ -135,20 +134,12 @@ BEAMS = DecodeConfig(num_beams=3)
 def continue_texts(loaded, settings):
   """Continues four prompts of different lengths, in two calls."""
   prompts = random_tokens(loaded.config, 4, seed=3)["inputs"][:, :5]
-  sizes = PromptBatch(
-    num_prompts=4,
-    prompt_tokens=5,
-    max_tokens=4,
-    num_tokens=loaded.config.vocab_size,
-    end_ids=(EOD, 5, 29),
-  )
+  given = {"num_tokens": loaded.config.vocab_size, "end_ids": (EOD, 5, 29)}
+  sizes = PromptBatch(num_prompts=4, prompt_tokens=5, max_tokens=4, **given)
   programs = build_decode_programs(loaded.build, settings, sizes)
   rows = range(settings.rows_per_prompt)
-  inputs = {
-    "prompts": prompts,
-    "lengths": [5, 4, 3, 5],
-    "keys": [[[key, row] for row in rows] for key in range(4)],
-  }
+  inputs = {"prompts": prompts, "lengths": [5, 4, 3, 5]}
+  inputs["keys"] = [[[key, row] for row in rows] for key in range(4)]
   loaded.client.call(programs.start, inputs)
   for limit in (2, 4):
     loaded.client.call(programs.advance, {"limit": limit})

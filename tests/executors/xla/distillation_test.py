@@ -6,14 +6,12 @@ import functools
 
 import pytest
 
-from palm_mtf.config import PodsConfig
-from palm_mtf.programs.train_program import build_train_program
 from tests import oracle
 from tests.cases import slow
 from tests.executors.xla.frozen_test import MESHES
-from tests.executors.xla.program_run import build_on_accelerators
+from tests.executors.xla.program_run import train_on
 from tests.model.distillation_test import loss_config, random_batch
-from tests.mtf_testing import relative_error, small_config, train
+from tests.mtf_testing import relative_error, small_config
 
 
 @functools.cache
@@ -25,17 +23,8 @@ def run_steps(kind, mesh, num_pods=1):
   def rows(config, batch_size, seed):
     return random_batch(config, teacher, loss, layout, seed, batch_size)
 
-  return train(
-    config,
-    rows=rows,
-    params=params,
-    mesh=layout,
-    pods=PodsConfig(num_pods=num_pods, dcn_dtype="float32"),
-    loss=loss,
-    num_steps=3,
-    build=build_on_accelerators if layout.tpu else build_train_program,
-    batch_size=8,
-  )
+  how = {"rows": rows, "params": params, "loss": loss, "num_steps": 3}
+  return train_on(layout, num_pods, config, **how)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import functools
 import numpy as np
 import pytest
 
-from palm_mtf.config import MeshLayout, PodsConfig
+from palm_mtf.config import MeshLayout
 from tests.blocks import SETTINGS, block_config
 from tests.cases import slow
-from tests.executors.xla.program_run import build_on_accelerators
+from tests.executors.xla.program_run import build_on_accelerators, train_on
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
   SINGLE,
@@ -32,11 +32,8 @@ BATCH_SIZE = 8
 # Adafactor, which divides by root mean squares, multiply the difference.
 TOLERANCE = 2e-4
 # Groups with a period of three layers and of one.
-UNLIKE = {
-  **SETTINGS["Cohere 2"],
-  "num_layers": 7,
-  "layers": "2*(2*window, global), window",
-}
+UNLIKE = {**SETTINGS["Cohere 2"], "layers": "2*(2*window, global), window"}
+UNLIKE["num_layers"] = 7
 PLAIN = {}
 DROPOUT = {"loss": dataclasses.replace(PALM_LOSS, dropout=0.25)}
 STACKED = {
@@ -59,40 +56,22 @@ BY_EXPERTS = MeshLayout(
 
 @functools.cache
 def train_on_host(config, num_steps, *settings):
-  return train(
-    config,
-    rows=random_examples,
-    num_steps=num_steps,
-    batch_size=BATCH_SIZE,
-    **dict(settings),
-  )
+  how = {"num_steps": num_steps, "batch_size": BATCH_SIZE, **dict(settings)}
+  return train(config, rows=random_examples, **how)
 
 
 def train_here(
   config, mesh, num_pods=1, num_steps=20, rows=random_examples, **settings
 ):
-  return train(
-    config,
-    **settings,
-    rows=rows,
-    mesh=mesh,
-    num_steps=num_steps,
-    batch_size=BATCH_SIZE,
-    pods=PodsConfig(num_pods=num_pods, dcn_dtype="float32"),
-    build=build_on_accelerators,
-  )
+  how = {"rows": rows, "num_steps": num_steps, **settings}
+  how["build"] = build_on_accelerators
+  return train_on(mesh, num_pods, config, **how)
 
 
 @pytest.mark.parametrize(
   ("mesh", "num_microbatches", "num_pods", "settings", "changes"),
   [
-    (
-      TWO_D,
-      2,
-      1,
-      {**DROPOUT, **WITH_MUON},
-      {"remat": "layer", "num_layers": 1},
-    ),
+    (TWO_D, 2, 1, DROPOUT | WITH_MUON, {"remat": "layer", "num_layers": 1}),
     slow(TWO_D, 2, 2, {**DROPOUT, **WITH_MUON}, {"remat": "layer"}),
     slow(TWO_D, 2, 2, DROPOUT, {"remat": "layer"}),
     slow(FSDP, 1, 1, WITH_MUON, {"remat": "none"}),
@@ -125,9 +104,7 @@ def check_same(here, host):
   for found, of_host in zip(metrics, host_metrics, strict=True):
     assert found.keys() == of_host.keys()
     for name, value in of_host.items():
-      np.testing.assert_allclose(
-        found[name], value, rtol=TOLERANCE, err_msg=name
-      )
+      np.testing.assert_allclose(found[name], value, TOLERANCE, err_msg=name)
   assert variables.keys() == expected.keys()
   for name, value in expected.items():
     scale = np.abs(value).max()
@@ -149,6 +126,5 @@ def test_steps_of_other_blocks_are_those_of_the_host_path(name, mesh):
   for found, of_host in zip(metrics, on_host, strict=True):
     terms = {"loss", "z_loss", "grad_norm", "expert_load"} & of_host.keys()
     for term in terms:
-      np.testing.assert_allclose(
-        found[term], of_host[term], rtol=TOLERANCE, err_msg=term
-      )
+      one, other = found[term], of_host[term]
+      np.testing.assert_allclose(one, other, TOLERANCE, err_msg=term)

@@ -21,11 +21,10 @@ from palm_mtf.accounting.memory import device_bytes
 from palm_mtf.compilation.hlo_text import CompiledText
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.executors.xla.executor import EXECUTOR
-from palm_mtf.programs.train_program import build_train_program
 from tests import oracle, oracle_jax
 from tests.blocks import SETTINGS
 from tests.cases import slow
-from tests.executors.xla.program_run import build_on_accelerators, pod_step
+from tests.executors.xla.program_run import pod_step, train_on
 from tests.mtf_testing import (
   NUM_STEPS,
   PALM_OPTIMIZER,
@@ -35,12 +34,10 @@ from tests.mtf_testing import (
   random_documents,
   relative_error,
   small_config,
-  train,
 )
 from tests.settings import PALM_LOSS, work
 
 LAYERS = 4
-TWO_PODS = PodsConfig(num_pods=2, dcn_dtype="float32")
 TPU = {"tpu": "v4-8", "mesh_shape": "data:2,model:2"}
 STORED = "batch:data,d_model_stored:data,heads:model,d_ff:model,vocab:model"
 
@@ -95,33 +92,18 @@ def is_frozen(name, patterns):
 
 @pytest.mark.parametrize(
   ("patterns", "mesh", "num_pods", "optimizer", "remat"),
-  [
-    *FAST,
-    *(slow(*x) for x in dict.fromkeys(SLOW) if x not in FAST),
-  ],
+  [*FAST, *(slow(*x) for x in dict.fromkeys(SLOW) if x not in FAST)],
 )
 def test_steps_follow_the_oracle_which_knows_no_frozen_parameter(
   patterns, mesh, num_pods, optimizer, remat
 ):
   """Frozen parameters keep every bit, and have no slots."""
-  frozen, optimizer, layout = (
-    PATTERNS[patterns],
-    OPTIMIZERS[optimizer],
-    MESHES[mesh],
-  )
+  frozen, optimizer = PATTERNS[patterns], OPTIMIZERS[optimizer]
   config = small_config(num_layers=LAYERS, remat=remat)
   params = oracle.random_parameters(config, seed=7)
-  variables, metrics = train(
-    config,
-    optimizer,
-    rows=random_documents,
-    mesh=layout,
-    params=params,
-    pods=dataclasses.replace(TWO_PODS, num_pods=num_pods),
-    frozen=frozen,
-    build=build_on_accelerators if layout.tpu else build_train_program,
-    batch_size=8,
-  )
+  how = {"rows": random_documents, "params": params, "frozen": frozen}
+  given = MESHES[mesh], num_pods, config, optimizer
+  variables, metrics = train_on(*given, **how)
 
   first = params
   names = [x for x in params if not is_frozen(x, frozen)]
@@ -129,12 +111,10 @@ def test_steps_follow_the_oracle_which_knows_no_frozen_parameter(
   adafactor = oracle.Adafactor(optimizer, {x: params[x] for x in names})
   for step in range(NUM_STEPS):
     batch = random_documents(config, batch_size=8, seed=step)
-    loss, _, gradients = oracle_jax.loss_and_gradients(
-      config, params, **batch, z_loss=PALM_LOSS.z_loss
-    )
-    stepped = adafactor.step(
-      {x: params[x] for x in names}, {x: gradients[x] for x in names}
-    )
+    given = {**batch, "z_loss": PALM_LOSS.z_loss}
+    loss, _, gradients = oracle_jax.loss_and_gradients(config, params, **given)
+    trained = ({x: y[x] for x in names} for y in (params, gradients))
+    stepped = adafactor.step(*trained)
     seen = metrics[step]
     assert seen["loss"] == pytest.approx(loss, rel=1e-5)
     assert seen["grad_norm"] == pytest.approx(adafactor.gradient_norm, rel=1e-4)
@@ -147,9 +127,8 @@ def test_steps_follow_the_oracle_which_knows_no_frozen_parameter(
       for kind, arrays in kinds.items():
         rms = np.sqrt(np.mean(np.concatenate(arrays) ** 2))
         assert seen[f"{of}_rms/{kind}"] == pytest.approx(rms, rel=1e-3)
-      assert {x for x in seen if x.startswith(f"{of}_rms/")} == {
-        f"{of}_rms/{kind}" for kind in kinds
-      }
+      found = {x for x in seen if x.startswith(f"{of}_rms/")}
+      assert found == {f"{of}_rms/{kind}" for kind in kinds}
     params = params | stepped
   slots = oracle_slots(adafactor)
   assert variables.keys() == params.keys() | slots.keys()
@@ -162,11 +141,8 @@ def test_steps_follow_the_oracle_which_knows_no_frozen_parameter(
 
 
 # Groups with a period of three layers and of one; FROZEN splits the first.
-UNLIKE = {
-  **SETTINGS["Cohere 2"],
-  "num_layers": 7,
-  "layers": "2*(2*window, global), window",
-}
+UNLIKE = {**SETTINGS["Cohere 2"], "layers": "2*(2*window, global), window"}
+UNLIKE["num_layers"] = 7
 
 
 @pytest.mark.parametrize(
@@ -179,21 +155,9 @@ UNLIKE = {
 )
 def test_unlike_layers_with_frozen_parts_train_as_on_hosts(frozen):
   config = small_config(**UNLIKE)
-  steps = [
-    train(
-      config,
-      PALM_OPTIMIZER,
-      mesh=MESHES[mesh],
-      params=oracle.random_parameters(config, seed=7),
-      frozen=frozen,
-      build=build,
-      batch_size=8,
-    )
-    for mesh, build in (
-      ("hosts", build_train_program),
-      ("accelerators", build_on_accelerators),
-    )
-  ]
+  how = {"params": oracle.random_parameters(config, seed=7), "frozen": frozen}
+  meshes = MESHES["hosts"], MESHES["accelerators"]
+  steps = (train_on(x, 1, config, **how) for x in meshes)
   (expected, metrics), (found, numbers) = steps
   assert expected.keys() == found.keys()
   for name, value in expected.items():
@@ -222,11 +186,8 @@ def check_bytes(made, given):
   planned = device_bytes(given)
   assert kept[True] == planned.weights + planned.frozen_weights
   assert kept[False] == planned.slots
-  sent = sum(
-    x.stop - x.start
-    for each in made.cut_parts(made.parameters, 4)
-    for x in each
-  )
+  cuts = itertools.chain(*made.cut_parts(made.parameters, 4))
+  sent = sum(x.stop - x.start for x in cuts)
   assert 2 * sent == sum(sent_bytes(given).values())
 
 
@@ -265,11 +226,8 @@ def dot_flops(text, computation, times=1):
 def step_flops(made):
   """Returns the FLOPs of the products in a compiled step of four devices."""
   mesh = made.model.placement.make_mesh(jax.devices()[:4])
-  given = (
-    *made.split(made.abstract_state(mesh)),
-    made.abstract_batch(mesh),
-    made.abstract_numbers(mesh),
-  )
+  state = made.split(made.abstract_state(mesh))
+  given = *state, made.abstract_batch(mesh), made.abstract_numbers(mesh)
   text = CompiledText(made.step(mesh).lower(*given).compile().as_text())
   return dot_flops(text, text._entry)
 

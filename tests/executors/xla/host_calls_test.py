@@ -57,13 +57,8 @@ def test_training_ends_with_one_line_and_its_checkpoint_is_whole(
 
   name = name_of(run_steps)
   monkeypatch.setitem(POD_FUNCTIONS, name, fail_in_step_2)
-  settings = {
-    "TPU": "v4-8",
-    "MESH_SHAPE": "data:4",
-    "LAYOUT": "batch:data",
-    "CHECKPOINT_STEPS": 1,
-    "PROMPTS": [],
-  }
+  settings = {"TPU": "v4-8", "MESH_SHAPE": "data:4", "LAYOUT": "batch:data"}
+  settings |= {"CHECKPOINT_STEPS": 1, "PROMPTS": []}
   assert runs.run("train", corpus, tmp_path, **settings) == 2
   error = capsys.readouterr().err
   assert "Traceback" not in error
@@ -127,13 +122,8 @@ def test_a_server_on_which_jax_does_not_start_in_time_is_named(monkeypatch):
 
 def join(coordinator):
   """Returns the settings of the second of two hosts."""
-  return HostSettings(
-    mesh_layout=MESH,
-    number=1,
-    num_hosts=2,
-    num_stages=1,
-    coordinator=coordinator,
-  )
+  counts = {"number": 1, "num_hosts": 2, "num_stages": 1}
+  return HostSettings(mesh_layout=MESH, coordinator=coordinator, **counts)
 
 
 def test_why_jax_does_not_join_the_hosts_of_a_pod_is_one_line(monkeypatch):

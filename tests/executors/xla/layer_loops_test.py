@@ -30,9 +30,8 @@ from tests.blocks import block_config
 def test_arrays_hold_every_variable_of_a_layer_once(layers, num_layers, loops):
   variants = {"window": {"ATTENTION_WINDOW": 3}, "global": {}}
   used = {x: y for x, y in variants.items() if x in layers}
-  config = block_config(
-    "LLaMA", num_layers=num_layers, layers=layers, variants=used
-  )
+  settings = {"num_layers": num_layers, "layers": layers, "variants": used}
+  config = block_config("LLaMA", **settings)
   assert [(x.layers, x.count) for x in loops_of(config)] == loops
   names = [x for x in parameter_dims(config) if is_stacked(x)]
   arrays = {}

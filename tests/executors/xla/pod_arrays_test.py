@@ -22,12 +22,7 @@ from palm_mtf.training.variable_checks import (
   build_finite_check,
 )
 from tests.executors.xla.program_run import BATCH_SIZE, run_of
-from tests.mtf_testing import (
-  SINGLE,
-  mesh_layout,
-  random_examples,
-  small_config,
-)
+from tests.mtf_testing import SINGLE, mesh_layout, random_examples, small_config
 from tests.settings import PALM_LOSS
 
 # The vocabulary is padded, because two devices split it.
@@ -44,6 +39,12 @@ FSDP = mesh_layout("fully sharded", tpu="v4-8")
 
 def batch_of(seed):
   return random_examples(CONFIG, BATCH_SIZE, seed=seed)
+
+
+def fingerprints(run):
+  return run.fetch(
+    lambda: [build_fingerprints(x) for x in run.program.pod_slices]
+  )
 
 
 def assert_same_bits(actual, expected):
@@ -151,10 +152,7 @@ def test_checkpoints_cross_between_the_paths_bit_for_bit(
       assert_same_bits(run.variables(pod), expected)
     save(run, of_pods)
     names = names_of(run.program.slices)
-    first, second = run.fetch(
-      lambda: [build_fingerprints(x) for x in run.program.pod_slices]
-    )
-    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(*fingerprints(run))
     assert run.fetch(lambda: build_finite_check(run.program.slices)).all()
     next_step = run.step.run(batch_of(1), 1)
   with run_of(config, SINGLE) as run:
@@ -178,7 +176,5 @@ def test_what_is_not_finite_or_not_the_same_is_named_in_a_stack():
     at = names.index(name)
     finite = run.fetch(lambda: build_finite_check(run.program.slices))
     assert np.flatnonzero(~finite).tolist() == [at]
-    first, second = run.fetch(
-      lambda: [build_fingerprints(x) for x in run.program.pod_slices]
-    )
+    first, second = fingerprints(run)
     assert np.flatnonzero(first != second).tolist() == [at]

@@ -7,38 +7,27 @@ import functools
 import numpy as np
 import pytest
 
-from palm_mtf.config import PodsConfig
 from palm_mtf.generation.inference.sessions import mean_losses
-from palm_mtf.programs.train_program import build_train_program
 from tests import oracle
 from tests.cases import slow
 from tests.executors.xla.frozen_test import MESHES
-from tests.executors.xla.program_run import build_on_accelerators, run_of
+from tests.executors.xla.program_run import run_of, train_on
 from tests.model.preference_test import BETA, LOSS, log_ratios, random_pairs
-from tests.mtf_testing import relative_error, small_config, train
+from tests.mtf_testing import relative_error, small_config
 
 
 def run_steps(mesh, num_pods=1):
-  config, layout = small_config(num_layers=2), MESHES[mesh]
-  return train(
-    config,
-    rows=random_pairs,
-    params=oracle.random_parameters(config, seed=7),
-    mesh=layout,
-    pods=PodsConfig(num_pods=num_pods, dcn_dtype="float32"),
-    loss=LOSS,
-    num_steps=3,
-    build=build_on_accelerators if layout.tpu else build_train_program,
-    batch_size=8,
-  )
+  config = small_config(num_layers=2)
+  how = {"rows": random_pairs, "loss": LOSS, "num_steps": 3}
+  how["params"] = oracle.random_parameters(config, seed=7)
+  return train_on(MESHES[mesh], num_pods, config, **how)
 
 
 on_one_host = functools.cache(functools.partial(run_steps, "hosts"))
 
 
 @pytest.mark.parametrize(
-  ("mesh", "num_pods"),
-  [slow(x, y) for x in MESHES for y in (1, 2)],
+  ("mesh", "num_pods"), [slow(x, y) for x in MESHES for y in (1, 2)]
 )
 def test_layouts_pods_and_stages_train_the_same(mesh, num_pods):
   """A pair is in one row, which no layout splits."""
@@ -53,8 +42,7 @@ def test_layouts_pods_and_stages_train_the_same(mesh, num_pods):
 
 
 @pytest.mark.parametrize(
-  ("mesh", "num_pods"),
-  [slow(x, y) for x in MESHES for y in (1, 2)],
+  ("mesh", "num_pods"), [slow(x, y) for x in MESHES for y in (1, 2)]
 )
 def test_validation_has_the_margins_and_the_accuracy_of_an_oracle(
   mesh, num_pods

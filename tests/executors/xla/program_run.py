@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from palm_mtf._tf import tf
@@ -28,7 +29,7 @@ from palm_mtf.programs.step_programs import StepPrograms
 from palm_mtf.programs.train_program import build_train_program
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.training.step import TrainStep
-from tests.mtf_testing import read_variables
+from tests.mtf_testing import read_variables, train
 from tests.settings import PALM_LOSS, PALM_OPTIMIZER, step_config
 
 FEATURES = ("inputs", "targets", "segments", "loss_weights", "prefix")
@@ -42,6 +43,16 @@ def build_on_accelerators(config: StepConfig, **more: object) -> StepPrograms:
   return build_train_program(config, **of_executor, **more)
 
 
+def train_on(
+  mesh: MeshLayout, num_pods: int, config: ModelConfig, *given, **how: object
+) -> tuple[dict[str, np.ndarray], list[dict[str, float]]]:
+  """Returns what `train` does, on accelerators if the mesh is one of TPUs."""
+  build = build_on_accelerators if mesh.tpu else build_train_program
+  pods = PodsConfig(num_pods=num_pods, dcn_dtype="float32")
+  settings = {"pods": pods, "build": build, "batch_size": BATCH_SIZE, **how}
+  return train(config, *given, mesh=mesh, **settings)
+
+
 def pod_step(
   model: ModelConfig,
   mesh: MeshLayout,
@@ -53,18 +64,16 @@ def pod_step(
   features: Sequence[str] = ("inputs", "targets"),
 ) -> PodStep:
   """Returns the programs of a pod."""
-  settings = StepSettings(
-    model=model,
-    mesh_layout=mesh,
-    optimizer=PALM_OPTIMIZER,
-    loss=loss,
-    features=list(features),
-    num_rows=num_rows,
-    dcn_dtype=dcn_dtype,
-    seed=0,
-    frozen=frozen,
-  )
-  return PodStep(settings, "cpu")
+  settings = {"num_rows": num_rows, "dcn_dtype": dcn_dtype, "frozen": frozen}
+  settings |= {"model": model, "mesh_layout": mesh, "loss": loss, "seed": 0}
+  settings |= {"optimizer": PALM_OPTIMIZER, "features": list(features)}
+  return PodStep(StepSettings(**settings), "cpu")
+
+
+def lower_gradients(made: PodStep, mesh: jax.sharding.Mesh) -> Any:
+  """Returns the lowered program that finds gradients."""
+  given = made.abstract_state(mesh), made.abstract_batch(mesh)
+  return made.gradients(mesh).lower(*given, made.abstract_numbers(mesh))
 
 
 class ProgramRun:
@@ -104,10 +113,7 @@ def run_of(
     tf.Session(config=session_config(mesh.pod_devices, num_pods)) as session,
   ):
     pods = PodsConfig(num_pods=num_pods, dcn_dtype="float32")
-    program = build(
-      step_config(config, mesh, pods=pods, **more),
-      batch_size=batch_size,
-      seed=3,
-      features=features,
-    )
+    config = step_config(config, mesh, pods=pods, **more)
+    how = {"batch_size": batch_size, "features": features}
+    program = build(config, seed=3, **how)
     yield ProgramRun(session, program)

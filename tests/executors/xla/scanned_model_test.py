@@ -15,12 +15,12 @@ from palm_mtf.accounting.communication import step_bytes
 from palm_mtf.accounting.flops import device_flops
 from palm_mtf.compilation.hlo_text import CompiledText
 from palm_mtf.config import LossConfig, MeshLayout
-from palm_mtf.executors.xla.step_functions import compile_function
+from palm_mtf.executors.xla.device_model import compile_function
 from tests import neighbours_cases
 from tests.blocks import Z_LOSS, block_config, make_case
 from tests.cases import slow
 from tests.executors.xla.frozen_test import step_flops
-from tests.executors.xla.program_run import pod_step
+from tests.executors.xla.program_run import lower_gradients, pod_step
 from tests.mtf_testing import MOVED, SINGLE, small_config
 from tests.settings import work
 
@@ -46,16 +46,10 @@ def read_gradients(made, mesh, parts):
   return compile_function(mesh, join, [split], specs)(parts)
 
 
-def lower_gradients(layers, num_layers):
+def loops_of_layers(layers, num_layers):
   """Returns the iterations of each loop, and the number of lines."""
   config = block_config("Cohere 2", layers=layers, num_layers=num_layers)
-  made, mesh = make_step(config)
-  lowered = made.gradients(mesh).lower(
-    made.abstract_state(mesh),
-    made.abstract_batch(mesh),
-    made.abstract_numbers(mesh),
-  )
-  text = lowered.as_text()
+  text = lower_gradients(*make_step(config)).as_text()
   end = re.compile(r"dense<(\d+)> : tensor<i32>\n.+ = stablehlo\.compare  ?LT")
   return sorted(int(x) for x in end.findall(text)), len(text.splitlines())
 
@@ -83,9 +77,9 @@ def test_a_step_multiplies_experts_as_often_as_planned(
 
 def test_each_group_has_two_loops_and_more_periods_add_no_lines():
   """The loops are those of the forward and of the backward pass."""
-  loops, num_lines = lower_gradients("2*(window, global), 3*global", 7)
+  loops, num_lines = loops_of_layers("2*(window, global), 3*global", 7)
   assert loops == [2, 2, 3, 3]
-  more = lower_gradients("5*(window, global), 4*global", 14)
+  more = loops_of_layers("5*(window, global), 4*global", 14)
   assert more == ([4, 4, 5, 5], num_lines)
 
 
@@ -135,24 +129,18 @@ def check_gradients(case, layout):
   for array in made.variables.keys() - state.keys():
     state[array] = np.zeros(made.shape(array), np.float32)
   batch = {x: y[np.newaxis] for x, y in case.batch.items()}
-  numbers = {
-    name: np.zeros(x.shape, x.dtype)
-    for name, x in made.abstract_numbers(mesh).items()
-  }
+  numbers = made.abstract_numbers(mesh).items()
+  numbers = {name: np.zeros(x.shape, x.dtype) for name, x in numbers}
   found, losses = made.gradients(mesh)(state, batch, numbers)
   num_tokens = batch["targets"].size
   losses = dict(zip(made.model.losses, losses / num_tokens, strict=True))
   found = read_gradients(made, mesh, found)
   assert (losses["loss"], losses["z_loss"]) == pytest.approx(case.losses, 1e-5)
-  gradients = {
-    name: value
-    for array, x in found.items()
-    for name, value in zip(
-      made.names_of(array),
-      np.asarray(x).reshape(len(made.names_of(array)), -1) / num_tokens,
-      strict=True,
-    )
-  }
+  gradients = {}
+  for array, x in found.items():
+    names = made.names_of(array)
+    values = np.asarray(x).reshape(len(names), -1) / num_tokens
+    gradients |= dict(zip(names, values, strict=True))
   assert gradients.keys() == case.params.keys()
   for name, (direction, slope) in case.slopes.items():
     error = abs(gradients[name].astype(float) @ direction.ravel() - slope)
@@ -170,18 +158,10 @@ def test_a_step_moves_tokens_to_their_experts_and_back(remat, passes):
   the 9 tokens of a sequence.
   """
   config = block_config("GLaM", remat=remat)
-  made, mesh = make_step(config, MOVED)
-  lowered = made.gradients(mesh).lower(
-    made.abstract_state(mesh),
-    made.abstract_batch(mesh),
-    made.abstract_numbers(mesh),
-  )
-  compiled = CompiledText(lowered.compile().as_text())
-  sent = sum(
-    x.times * x.sent_bytes
-    for x in compiled.collectives
-    if x.kind == "all_to_all"
-  )
+  compiled = lower_gradients(*make_step(config, MOVED)).compile()
+  moves = CompiledText(compiled.as_text()).collectives
+  moves = [x for x in moves if x.kind == "all_to_all"]
+  sent = sum(x.times * x.sent_bytes for x in moves)
   rows, width = config.num_experts * 5, 4  # of one sequence; float32
   numbers = passes * rows * config.d_model + 2 * rows  # with gates
   assert sent == numbers * width / 2  # a device keeps half of its rows

@@ -11,7 +11,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from palm_mtf.config import PodsConfig
 from palm_mtf.executors.xla import device_store
 from palm_mtf.training.step import NonFiniteStepError
 from tests.blocks import SETTINGS
@@ -24,7 +23,11 @@ from tests.executors.xla.executor_test import (
   check_same,
   slow,
 )
-from tests.executors.xla.program_run import build_on_accelerators, run_of
+from tests.executors.xla.program_run import (
+  build_on_accelerators,
+  run_of,
+  train_on,
+)
 from tests.mtf_testing import (
   SINGLE,
   mesh_layout,
@@ -38,16 +41,13 @@ BATCH_SIZE = 8
 DATA, TWO_D = mesh_layout("batch over data"), mesh_layout("PaLM's 2D")
 FSDP = mesh_layout("fully sharded")
 FOUR = {**UNLIKE, "num_layers": 4, "layers": "2*window, global, window"}
+LOWEST = {"frozen": ["embedding", "layers/0/*"]}
 TWO = {**UNLIKE, "num_layers": 2, "layers": "window, global"}
 
 
 def in_stages(mesh, stages, num_microbatches, stage_order="1f1b"):
-  return dataclasses.replace(
-    mesh,
-    stages=stages,
-    num_microbatches=num_microbatches,
-    stage_order=stage_order,
-  )
+  counts = {"stages": stages, "num_microbatches": num_microbatches}
+  return dataclasses.replace(mesh, stage_order=stage_order, **counts)
 
 
 @pytest.mark.parametrize(
@@ -67,32 +67,18 @@ def in_stages(mesh, stages, num_microbatches, stage_order="1f1b"):
     slow(in_stages(SINGLE, 2, 2), 1, {}, SETTINGS["GPT-J"]),
     slow(in_stages(SINGLE, 2, 2), 1, {"frozen": ["embedding"]}, {}),
     slow(in_stages(SINGLE, 2, 2), 2, {"frozen": ["layers/1/*"]}, {}),
-    slow(
-      in_stages(SINGLE, 2, 2),
-      2,
-      {"frozen": ["embedding", "layers/0/*"]},
-      {},
-    ),
+    slow(in_stages(SINGLE, 2, 2), 2, LOWEST, {}),
   ],
 )
 def test_stages_take_the_steps_of_one_mesh_of_hosts(
   mesh, num_pods, settings, changes
 ):
   config = small_config(**{"num_layers": 2, **changes})
+  given = {"num_steps": 3, "batch_size": BATCH_SIZE, **settings}
   is_long = "layers" in changes
-  given = {
-    "rows": random_documents if is_long else random_examples,
-    "num_steps": 3,
-    "batch_size": BATCH_SIZE,
-    **settings,
-  }
-  found = train(
-    config,
-    mesh=mesh,
-    pods=PodsConfig(num_pods=num_pods, dcn_dtype="float32"),
-    build=build_on_accelerators,
-    **given,
-  )
+  given["rows"] = random_documents if is_long else random_examples
+  how = {"build": build_on_accelerators, **given}
+  found = train_on(mesh, num_pods, config, **how)
   check_same(found, train(config, **given))
 
 

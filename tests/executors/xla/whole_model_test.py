@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config import MeshLayout
 from palm_mtf.errors import UserError
 from palm_mtf.foreign_models import DeviceMesh, PodsConfig, PodTraining
 from tests.cases import slow
-from tests.mtf_testing import relative_error
+from tests.mtf_testing import mesh_layout, relative_error
 from tests.settings import FOREIGN_OPTIMIZER
 from tests.t5_model import FEATURES, experts_loss, reversed_rows, t5_loss
 
@@ -32,21 +31,11 @@ def training(
   num_microbatches=1,
   batch_size=BATCH_SIZE,
 ):
-  mesh = DeviceMesh(
-    mesh_shape="a:2,b:2",
-    layout=layout,
-    num_microbatches=num_microbatches,
-    tpu=tpu,
-  )
-  return PodTraining(
-    function,
-    dict(features),
-    mesh=mesh,
-    optimizer=FOREIGN_OPTIMIZER,
-    global_batch_size=batch_size,
-    pods=pods,
-    seed=5,
-  )
+  mesh = {"layout": layout, "num_microbatches": num_microbatches, "tpu": tpu}
+  mesh = DeviceMesh(mesh_shape="a:2,b:2", **mesh)
+  how = {"mesh": mesh, "pods": pods, "global_batch_size": batch_size, "seed": 5}
+  given = function, dict(features)
+  return PodTraining(*given, optimizer=FOREIGN_OPTIMIZER, **how)
 
 
 def batch_of(seed, size=BATCH_SIZE):
@@ -168,9 +157,8 @@ def reductions(mesh, features):
 
 
 def lookup(mesh, features):
-  rows = mtf.gather(
-    variable(mesh, "table", D, E), mtf.argmax(features["x"], D), D
-  )
+  places = mtf.argmax(features["x"], D)
+  rows = mtf.gather(variable(mesh, "table", D, E), places, D)
   return mean(rows * mtf.reduce_mean(affine(features), reduced_dim=D))
 
 
@@ -181,9 +169,8 @@ def own_function(mesh, features):
 
 def pieces(mesh, features):
   halves = mtf.Shape([B, mtf.Dimension("half", 2), E])
-  first, second = mtf.unstack(
-    mtf.reshape(affine(features), halves), halves.dims[1]
-  )
+  x = mtf.reshape(affine(features), halves)
+  first, second = mtf.unstack(x, halves.dims[1])
   pair = mtf.stack([first, second], "pair", axis=1)
   total = mtf.reduce_sum(pair, reduced_dim=pair.shape.dims[1])
   x = mtf.concat([first, second, total, first], "e")
@@ -193,13 +180,8 @@ def pieces(mesh, features):
 
 
 def not_trained(mesh, features):
-  fixed = variable(
-    mesh,
-    "fixed",
-    D,
-    initializer=tf.random_normal_initializer(),
-    trainable=False,
-  )
+  how = {"initializer": tf.random_normal_initializer(), "trainable": False}
+  fixed = variable(mesh, "fixed", D, **how)
   return mean(affine(features) * fixed)
 
 
@@ -222,9 +204,8 @@ def image(mesh, features):
 
 def image_blocks(mesh, features):
   blocks = mtf.Dimension("blocks", 4)
-  x = mtf.reshape(
-    affine(features), mtf.Shape([B, blocks, mtf.Dimension("w", 2)])
-  )
+  shape = mtf.Shape([B, blocks, mtf.Dimension("w", 2)])
+  x = mtf.reshape(affine(features), shape)
   return mean(mtf.halo_exchange(x, blocks, x.shape.dims[-1], 1))
 
 
@@ -290,13 +271,9 @@ def test_dropout_keeps_the_share_that_the_model_asks_for_in_pods_too():
   """E[(kept / 0.75)^2] = 0.75 / 0.75^2 = 4 / 3; the masks are those of rows."""
   size, found = 512, []
   for num_pods, num_microbatches in ((1, 2), (2, 1)):
-    with training(
-      dropped,
-      "batch:a,d:b",
-      pods=PodsConfig(num_pods=num_pods),
-      num_microbatches=num_microbatches,
-      batch_size=size,
-    ) as each:
+    how = {"num_microbatches": num_microbatches, "batch_size": size}
+    how["pods"] = PodsConfig(num_pods=num_pods)
+    with training(dropped, "batch:a,d:b", **how) as each:
       found.append([each.step(batch_of(i, size))["loss"] for i in range(3)])
       each.check_pods()
   assert found[0] == pytest.approx([4 / 3] * 3, rel=0.05)
@@ -325,12 +302,9 @@ def through(function):
   """Returns a model that applies a TensorFlow function to its input."""
 
   def model(mesh, features):
-    x = mtf.slicewise(
-      function,
-      [features["x"]],
-      splittable_dims=features["x"].shape.dims,
-      grad_function=lambda op, gradient: [gradient],
-    )
+    x = features["x"]
+    how = {"grad_function": lambda op, gradient: [gradient]}
+    x = mtf.slicewise(function, [x], splittable_dims=x.shape.dims, **how)
     return mean(x * variable(mesh, "kernel", D))
 
   return model
@@ -350,9 +324,8 @@ def draw_in_loop(mesh, features):
 
 
 def gamma(mesh, features):
-  operation = mtf.ops.RandomOperation(
-    mesh, mtf.Shape([D]), tf.random.gamma, alpha=1.0
-  )
+  given = mesh, mtf.Shape([D]), tf.random.gamma
+  operation = mtf.ops.RandomOperation(*given, alpha=1.0)
   return mean(affine(features) * operation.outputs[0])
 
 
@@ -382,10 +355,7 @@ def waits(mesh, features):
   ],
 )
 def test_what_accelerators_cannot_run_is_one_line(function, operation, reason):
-  with (
-    pytest.raises(UserError) as error,
-    training(function, "batch:a"),
-  ):
+  with pytest.raises(UserError) as error, training(function, "batch:a"):
     pass
   assert str(error.value) == (
     f"the model function's operation {operation} cannot run on TPUs: "
@@ -426,10 +396,7 @@ def test_settings_that_accelerators_do_not_take_are_one_line(settings, message):
 
 
 def test_a_loop_of_steps_is_refused():
-  mesh = MeshLayout(
-    mesh_shape="data:4", layout="batch:data", tpu="v4-8", steps_per_loop=2
-  )
+  mesh = mesh_layout("fully sharded", tpu="v4-8", steps_per_loop=2)
+  how = {"optimizer": FOREIGN_OPTIMIZER, "global_batch_size": 8}
   with pytest.raises(UserError, match=r"STEPS_PER_LOOP = 2: .* = 1\.$"):
-    PodTraining(
-      concat, {}, mesh=mesh, optimizer=FOREIGN_OPTIMIZER, global_batch_size=8
-    )
+    PodTraining(concat, {}, mesh=mesh, **how)

@@ -54,25 +54,15 @@ def expected(recomputed):
   return [recomputed.greedy(prompt, MAX_TOKENS) for prompt in PROMPTS]
 
 
-def greedy_tokens(**settings):
-  result = decode(
-    CONFIG, PARAMS, PROMPTS, GREEDY, max_tokens=MAX_TOKENS, **settings
-  )
-  return result.tokens[:, 0].tolist()
+def continued(settings=GREEDY, prompts=PROMPTS, **how):
+  return decode(CONFIG, PARAMS, prompts, settings, max_tokens=MAX_TOKENS, **how)
 
 
 @pytest.mark.parametrize(
-  "layout",
-  [
-    "all over data and model",
-    slow("two axes but no batch"),
-  ],
+  "layout", ["all over data and model", slow("two axes but no batch")]
 )
 def test_greedy_tokens_equal_full_recomputation(layout, expected):
-  mesh = mesh_layout(layout)
-  result = decode(
-    CONFIG, PARAMS, PROMPTS, GREEDY, max_tokens=MAX_TOKENS, mesh=mesh
-  )
+  result = continued(mesh=mesh_layout(layout))
   assert result.tokens[:, 0].tolist() == expected
   assert any(EOD in tokens for tokens in expected), "no text ends here"
   ended = [EOD in tokens for tokens in expected]
@@ -101,9 +91,8 @@ def test_greedy_tokens_of_unlike_layers_equal_full_recomputation(name, layout):
   mesh = layout or SINGLE
   if isinstance(layout, str):
     mesh = mesh_layout(layout)
-  found = decode(
-    config, params, PROMPTS, GREEDY, max_tokens=MAX_TOKENS, mesh=mesh
-  )
+  how = {"max_tokens": MAX_TOKENS, "mesh": mesh}
+  found = decode(config, params, PROMPTS, GREEDY, **how)
   model = Recomputed(config, params)
   expected = [model.greedy(prompt, MAX_TOKENS) for prompt in PROMPTS]
   assert found.tokens[:, 0].tolist() == expected
@@ -115,12 +104,7 @@ def test_any_of_several_ends_ends_a_text_in_both_executors(layout, expected):
   other = next(x[2] for x in expected if EOD not in x[:3])
   ends = (EOD, other, CONFIG.vocab_size - 1)
   mesh = mesh_layout(layout) if layout else SINGLE
-  found = decode(
-    *(CONFIG, PARAMS, PROMPTS, GREEDY),
-    max_tokens=MAX_TOKENS,
-    end_ids=ends,
-    mesh=mesh,
-  )
+  found = continued(end_ids=ends, mesh=mesh)
   for row, tokens in enumerate(expected):
     count = next((i for i, x in enumerate(tokens, 1) if x in ends), MAX_TOKENS)
     filled = [*tokens[:count], *[EOD] * (MAX_TOKENS - count)]
@@ -146,20 +130,16 @@ def test_greedy_tokens_depend_on_neither_pauses_nor_earlier_batches(expected):
     assert not decoder.read().tokens.any()
 
 
-@pytest.mark.parametrize(
-  "layout",
-  [None, slow("all over data and model")],
-)
+@pytest.mark.parametrize("layout", [None, slow("all over data and model")])
 def test_greedy_tokens_are_pieces_of_the_vocabulary(
   layout, recomputed, expected
 ):
   num_tokens = 25  # the embedding has more rows
   assert np.max(expected) >= num_tokens, "nothing lies behind the vocabulary"
-  found = [
-    recomputed.greedy(prompt, MAX_TOKENS, num_tokens) for prompt in PROMPTS
-  ]
+  exact = [recomputed.greedy(x, MAX_TOKENS, num_tokens) for x in PROMPTS]
   mesh = mesh_layout(layout) if layout else SINGLE
-  assert greedy_tokens(mesh=mesh, num_tokens=num_tokens) == found
+  found = continued(mesh=mesh, num_tokens=num_tokens)
+  assert found.tokens[:, 0].tolist() == exact
 
 
 def recomputed_samples(recomputed, settings):
@@ -201,7 +181,7 @@ def recomputed_samples(recomputed, settings):
 def test_samples_equal_full_recomputation(changes, recomputed):
   changes = {"temperature": 1.5, "num_samples": 2, **changes}
   settings = DecodeConfig(**changes)
-  result = decode(CONFIG, PARAMS, PROMPTS, settings, max_tokens=MAX_TOKENS)
+  result = continued(settings)
   expected = recomputed_samples(recomputed, settings)
   assert result.tokens[:, 0].tolist() == expected
   for samples in result.tokens.tolist():
@@ -224,34 +204,21 @@ def test_xla_compiles_nothing_that_c_computes(settings, weight_dtype):
     build_decode_programs(build, settings, sizes)
     build(MakeSlots(2, 1), "slots")
     build(InsertPrompts(1, 4), "slots")
-    for wants in (False, True):
-      step = StepSlots(
-        num_rows=2,
-        num_tokens=25,
-        is_greedy=wants,
-        has_limits=wants,
-        wants_log_probs=wants,
+    for is_set in (False, True):
+      wants = dict.fromkeys(
+        ("is_greedy", "has_limits", "wants_log_probs"), is_set
       )
-      build(step, "slots")
+      build(StepSlots(num_rows=2, num_tokens=25, **wants), "slots")
     assert not graph.as_graph_def().library.function
 
 
 @pytest.mark.slow
 def test_samples_do_not_depend_on_batch_layout_or_pauses():
-  drawn = decode(CONFIG, PARAMS, PROMPTS, DRAWN, max_tokens=MAX_TOKENS).tokens
-  alone = decode(
-    CONFIG, PARAMS, PROMPTS[1:2], DRAWN, max_tokens=MAX_TOKENS, keys=[1]
-  )
+  drawn = continued(DRAWN).tokens
+  alone = continued(DRAWN, PROMPTS[1:2], keys=[1])
   np.testing.assert_array_equal(alone.tokens[0], drawn[1])
-  split = decode(
-    CONFIG,
-    PARAMS,
-    PROMPTS,
-    DRAWN,
-    max_tokens=MAX_TOKENS,
-    mesh=mesh_layout("all over data and model"),
-    chunk=4,
-  )
+  mesh = mesh_layout("all over data and model")
+  split = continued(DRAWN, mesh=mesh, chunk=4)
   np.testing.assert_array_equal(split.tokens, drawn)
 
 
@@ -269,7 +236,7 @@ def log_p_of(recomputed, prompt, tokens):
 def test_beams_have_the_scores_of_full_recomputation_and_beat_greedy(
   recomputed, expected
 ):
-  result = decode(CONFIG, PARAMS, PROMPTS, BEAMS, max_tokens=MAX_TOKENS)
+  result = continued(BEAMS)
 
   def score(prompt, tokens):
     total, count = log_p_of(recomputed, prompt, tokens)
@@ -280,14 +247,7 @@ def test_beams_have_the_scores_of_full_recomputation_and_beat_greedy(
     np.testing.assert_allclose(found, result.scores[row], rtol=1e-4)
     assert found == sorted(found, reverse=True)
     assert found[0] >= score(prompt, expected[row]) - 1e-6
-  split = decode(
-    CONFIG,
-    PARAMS,
-    PROMPTS,
-    BEAMS,
-    max_tokens=MAX_TOKENS,
-    mesh=mesh_layout("all over data and model"),
-  )
+  split = continued(BEAMS, mesh=mesh_layout("all over data and model"))
   np.testing.assert_array_equal(split.tokens, result.tokens)
 
 
@@ -311,14 +271,7 @@ def log_softmax(x):
 def run_search(tables, num_beams, length_penalty, ends=(END,)):
   """Returns tokens [prompts, beams, max_tokens] and scores [prompts, beams]."""
   decode = DecodeConfig(num_beams=num_beams, length_penalty=length_penalty)
-  sizes = PromptBatch(
-    num_prompts=TABLES,
-    prompt_tokens=1,
-    max_tokens=LENGTH,
-    num_tokens=TOKENS,
-    end_ids=ends,
-  )
-  search = BeamSearch(decode, sizes)
+  search = BeamSearch(decode, PromptBatch(TABLES, 1, LENGTH, TOKENS, ends))
   with tf.Graph().as_default(), tf.Session() as session:
     state = search.first_state(TABLES)
     last = tf.fill([TABLES * num_beams], TOKENS)
@@ -356,9 +309,8 @@ def test_a_wide_search_finds_the_best_of_all_texts_in_order(length_penalty):
     for row in range(5):
       expected = [*ranked[row], *[END] * (LENGTH - len(ranked[row]))]
       assert tokens[prompt, row].tolist() == expected
-      assert scores[prompt, row] == pytest.approx(
-        score(table, ranked[row], length_penalty), rel=1e-5
-      )
+      exact = score(table, ranked[row], length_penalty)
+      assert scores[prompt, row] == pytest.approx(exact, rel=1e-5)
 
 
 def beam_search(table, num_beams, length_penalty, ends):

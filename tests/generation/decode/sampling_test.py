@@ -22,22 +22,16 @@ def draw(logits, config, *, keys=None, place=0, seen=None, mask=None):
   rows = len(logits)
   if keys is None:
     keys = np.stack([np.arange(rows), np.zeros(rows)], 1)
+  if seen is None:
+    seen = np.zeros([rows, VOCAB], bool)
+  limits = config.temperature, config.top_k, config.top_p
+  settings = SamplingSettings(*limits, config.repetition_penalty)
   with tf.Graph().as_default(), tf.Session() as session:
-    return session.run(
-      choose_tokens(
-        tf.constant(logits)
-        if mask is None
-        else forbid_tokens(tf.constant(logits), tf.constant(mask)),
-        tf.constant(np.zeros([rows, VOCAB], bool) if seen is None else seen),
-        tf.constant(np.asarray(keys, np.int32)),
-        tf.constant(place),
-        SamplingSettings(
-          *(config.temperature, config.top_k, config.top_p),
-          config.repetition_penalty,
-        ),
-        NUM_TOKENS,
-      )
-    )
+    logits = tf.constant(logits)
+    if mask is not None:
+      logits = forbid_tokens(logits, tf.constant(mask))
+    given = map(tf.constant, (seen, np.asarray(keys, np.int32), place))
+    return session.run(choose_tokens(logits, *given, settings, NUM_TOKENS))
 
 
 def expected_shares(config, seen=(), forbidden=()):
@@ -71,8 +65,11 @@ def test_tokens_are_drawn_with_their_probabilities(changes, seen):
   has = np.zeros([DRAWS, VOCAB], bool)
   has[:, seen] = True
   tokens = draw(np.tile(LOGITS, [DRAWS, 1]), config, seen=has)
+  check_shares(tokens, expected_shares(config, seen))
+
+
+def check_shares(tokens, shares):
   counts = np.bincount(tokens, minlength=NUM_TOKENS)
-  shares = expected_shares(config, seen)
   assert not counts[shares == 0].any()
   # Four standard deviations of each count, plus 2 for the rarest tokens.
   deviation = np.sqrt(DRAWS * shares * (1 - shares))
@@ -87,11 +84,7 @@ def test_a_mask_acts_before_temperature_top_k_and_top_p(changes):
   bits = sum(1 << i for i in range(NUM_TOKENS) if i not in forbidden)
   mask = np.full([DRAWS, 1], bits, np.int32)
   tokens = draw(np.tile(LOGITS, [DRAWS, 1]), config, mask=mask)
-  counts = np.bincount(tokens, minlength=NUM_TOKENS)
-  shares = expected_shares(config, forbidden=forbidden)
-  assert not counts[shares == 0].any()
-  deviation = np.sqrt(DRAWS * shares * (1 - shares))
-  assert (np.abs(counts - DRAWS * shares) <= 4 * deviation + 2).all()
+  check_shares(tokens, expected_shares(config, forbidden=forbidden))
 
 
 def test_a_temperature_of_0_takes_the_likeliest_and_so_does_a_top_k_of_1():

@@ -43,6 +43,13 @@ from tests.mtf_testing import (
 ROWS, PROMPT = 4, 4
 # The second step reads the cache that the first one wrote.
 PLACES = range(PROMPT, PROMPT + 2)
+
+
+def experts(count, chosen):
+  counts = {"num_experts": count, "experts_per_token": chosen}
+  return {"mlp": "experts", **counts}
+
+
 # Settings that are neither PaLM's nor in tests/blocks.py.
 OTHERS = {
   "multi-head": {"attention": "multi_head", "final_norm_scale": "none"},
@@ -52,33 +59,16 @@ OTHERS = {
     "attention": "multi_head",
     "norm": "rms_norm",
   },
-  "parallel, experts": {
-    "mlp": "experts",
-    "num_experts": 5,
-    "experts_per_token": 2,
-    "shared_experts": 1,
-    "d_expert": 12,
-  },
-  "one expert": {
-    "mlp": "experts",
-    "num_experts": 1,
-    "experts_per_token": 1,
-    "router_normalizes": False,
-  },
+  "parallel, experts": {**experts(5, 2), "shared_experts": 1, "d_expert": 12},
+  "one expert": {**experts(1, 1), "router_normalizes": False},
   # Such a model can be imported, but not trained.
-  "one of three experts": {
-    "mlp": "experts",
-    "num_experts": 3,
-    "experts_per_token": 1,
-  },
+  "one of three experts": experts(3, 1),
   "normed experts": {
+    **experts(4, 4),
     "block": "serial",
     "norm": "rms_norm",
     "branch_norm": True,
-    "mlp": "experts",
     "expert_mlp": "geglu",
-    "num_experts": 4,
-    "experts_per_token": 4,
   },
 }
 
@@ -102,17 +92,12 @@ def cached_logits(
       return split_rows(model.placement, tf.constant(x, tf.int32))
 
     num_rows = len(inputs)
-    cache = prefill(
-      model,
-      tf.constant(inputs[:, :PROMPT]),
-      split([PROMPT] * num_rows),
-      config.sequence_length,
-    )
+    given = tf.constant(inputs[:, :PROMPT]), split([PROMPT] * num_rows)
+    cache = prefill(model, *given, config.sequence_length)
     places = []
     for place in PLACES:
-      logits, cache = step.read(
-        split(inputs[:, place]), split([place] * num_rows), cache
-      )
+      given = split(inputs[:, place]), split([place] * num_rows)
+      logits, cache = step.read(*given, cache)
       places.append(logits)
     whole = [tf.cast(join_rows(model.placement, x), tf.float32) for x in places]
     config_ = session_config(mesh_rules.num_devices)
@@ -225,14 +210,12 @@ def test_layers_with_unlike_activations_are_computed_by_tensorflow():
 
 
 @pytest.mark.parametrize(
-  "dtype",
-  ["float32", slow("bfloat16"), slow("int8"), "int4", slow("q4_k")],
+  "dtype", ["float32", slow("bfloat16"), slow("int8"), "int4", slow("q4_k")]
 )
 def test_experts_of_a_row_do_not_depend_on_other_rows(dtype):
   is_float = dtype.endswith(("32", "16"))
-  config = block_config(
-    "DeepSeek-V3", activation_dtype=dtype if is_float else "float32"
-  )
+  activations = dtype if is_float else "float32"
+  config = block_config("DeepSeek-V3", activation_dtype=activations)
   params, inputs, _ = case_of(config)
   weight_dtype = "activation" if is_float else dtype
   # Twenty rows are more than C++ multiplies at a time.

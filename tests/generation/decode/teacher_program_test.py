@@ -26,9 +26,8 @@ ROWS, COUNT, TEMPERATURE = 4, 6, 1.5
 
 def teach(config, params, batch, targets, mesh=SINGLE):
   """Returns the outputs for the rows of `batch`."""
-  function = TeachRows(
-    *(ROWS, config.sequence_length, targets, COUNT, TEMPERATURE)
-  )
+  length = config.sequence_length
+  function = TeachRows(ROWS, length, targets, COUNT, TEMPERATURE)
   with (
     tf.Graph().as_default(),
     tf.Session(config=session_config(mesh.num_devices)) as session,

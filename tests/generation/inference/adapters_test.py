@@ -39,9 +39,8 @@ def read_texts(served, rows, *, wants_log_probs=True):
       chosen = [x.token for x in found[slot]]
       left = TOKENS - len(chosen)
       texts[slot] = text_of([*prompt, *chosen], len(chosen), adapter, left)
-    steps = served.decoder.steps(
-      texts, 1 if wants_log_probs else TOKENS, wants_log_probs=wants_log_probs
-    )
+    count = 1 if wants_log_probs else TOKENS
+    steps = served.decoder.steps(texts, count, wants_log_probs=wants_log_probs)
     for slot, chosen in steps.items():
       found[slot] += chosen
   return found
@@ -51,19 +50,9 @@ def read_texts(served, rows, *, wants_log_probs=True):
   ("block", "dtype"),
   [
     *EACH_DTYPE,
-    *(
-      slow(block, dtype)
-      for block, dtype in [
-        ("LLaMA 3", "bfloat16"),
-        ("LLaMA 3", "int8"),
-        ("PaLM", "float32"),
-        ("PaLM", "int4"),
-        ("LLaMA 3", "q4_k"),
-        ("OLMoE", "float32"),
-        ("OLMoE", "q6_k"),
-        ("OLMoE", "int8"),
-      ]
-    ),
+    *(slow("LLaMA 3", x) for x in ("bfloat16", "int8", "q4_k")),
+    *(slow("PaLM", x) for x in ("float32", "int4")),
+    *(slow("OLMoE", x) for x in ("float32", "q6_k", "int8")),
   ],
 )
 def test_a_text_has_the_logits_of_its_adapter_alone(
@@ -81,9 +70,8 @@ def test_a_text_has_the_logits_of_its_adapter_alone(
     by_base, *others, by_zero = np.split(np.array(alone, object), 5)
     assert by_zero.tolist() == by_base.tolist()
     assert all(x.tolist() != by_base.tolist() for x in others)
-    quick = read_texts(
-      served, [(i, *x) for i, x in enumerate(pairs)], wants_log_probs=False
-    )
+    rows = [(i, *x) for i, x in enumerate(pairs)]
+    quick = read_texts(served, rows, wants_log_probs=False)
     for i, chosen in quick.items():  # with prompt lookup
       assert [x.token for x in chosen] == [x.token for x in alone[i]]
 
@@ -94,9 +82,8 @@ def test_log_p_is_that_of_the_merged_model_in_float64(block, tmp_path):
   with serving(block, "float32", tmp_path) as served:
     rows = [(i, PROMPTS[2], x) for i, x in enumerate(served.adapters)]
     found = read_texts(served, rows)
-    for (slot, prompt, adapter), (model, params) in zip(
-      rows, served.models, strict=True
-    ):
+    given = zip(rows, served.models, strict=True)
+    for (slot, prompt, adapter), (model, params) in given:
       merged = adapter_oracle.merge(model, params)
       tokens = [*prompt, *(x.token for x in found[slot])]
       logits = oracle.forward(model.base, merged, np.array([tokens]))[0]
@@ -104,12 +91,10 @@ def test_log_p_is_that_of_the_merged_model_in_float64(block, tmp_path):
       exact = log_p[range(len(tokens) - 1), tokens[1:]]
       scored = served.scorer.score_prompt(tokens, adapter.number)
       limit = 1e-5 * np.abs(logits).max()
-      np.testing.assert_allclose(
-        [x.log_prob for x in scored], exact, atol=limit
-      )
-      np.testing.assert_allclose(
-        [x.log_prob for x in found[slot]], exact[len(prompt) - 1 :], atol=limit
-      )
+      of_text = exact[len(prompt) - 1 :]
+      for chosen, log_p in (scored, exact), (found[slot], of_text):
+        log_probs = [x.log_prob for x in chosen]
+        np.testing.assert_allclose(log_probs, log_p, atol=limit)
 
 
 def test_an_adapter_is_kept_as_long_as_it_is_used(tmp_path):

@@ -25,9 +25,8 @@ class Compared(str):
 
 
 def test_the_longest_suffix_that_begins_a_stop_string_is_found():
-  texts = [
-    "".join(x) for n in range(1, 7) for x in itertools.product("ab", repeat=n)
-  ]
+  letters = (itertools.product("ab", repeat=n) for n in range(1, 7))
+  texts = ["".join(x) for y in letters for x in y]
   for text, stop in itertools.product(texts, texts):
     if stop not in text:
       lengths = range(len(stop))
@@ -77,9 +76,8 @@ def test_a_text_and_its_end_do_not_depend_on_how_many_tokens_come_at_once(
     found.add((reader.continuation(is_over=True), len(reader.ids)))
   ((continuation, num_read),) = found
   assert (continuation.text, continuation.ended) == (text, ended)
-  assert continuation.num_tokens == sum(
-    place < len(text) for place in reader.places
-  )
+  within = [x for x in reader.places if x < len(text)]
+  assert continuation.num_tokens == len(within)
   if ended == "eod":
     assert num_read == ids.index(vocabulary.eod_id) + 1
 

@@ -41,17 +41,10 @@ def vocabulary(tmp_path_factory):
 @pytest.fixture(scope="module")
 def config(vocabulary):
   # Width for a code of each token, and for the code of the token before it.
-  return ModelConfig(
-    num_layers=1,
-    d_model=2 * vocabulary.size,
-    num_heads=1,
-    d_kv=2,
-    d_ff=vocabulary.size,
-    vocab_size=vocabulary.size,
-    sequence_length=48,
-    norm="rms_norm",
-    activation_dtype="float32",
-  )
+  sizes = {"num_layers": 1, "num_heads": 1, "d_kv": 2, "sequence_length": 48}
+  sizes |= {"d_model": 2 * vocabulary.size, "d_ff": vocabulary.size}
+  settings = {"norm": "rms_norm", "activation_dtype": "float32", **sizes}
+  return ModelConfig(vocab_size=vocabulary.size, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -105,10 +98,8 @@ def greedy(make):
 
 
 def texts(generator, prompts):
-  return [
-    [each.text for each in results]
-    for results in generator.continuations(prompts)
-  ]
+  found = generator.continuations(prompts)
+  return [[each.text for each in results] for results in found]
 
 
 def test_prompts_of_all_lengths_continue_as_the_model_says(greedy):
@@ -161,9 +152,8 @@ def test_more_prompts_than_a_batch_has_rows_come_in_order(
   # Late letters, after which texts soon end.
   prompts = [ORDER[7 + i % 3] for i in range(71)]
   with opened(checkpoint, config, mesh) as make:
-    assert texts(make(vocabulary), prompts) == [
-      [ORDER[ORDER.index(prompt) + 1 :]] for prompt in prompts
-    ]
+    found = texts(make(vocabulary), prompts)
+  assert found == [[ORDER[ORDER.index(x) + 1 :]] for x in prompts]
 
 
 def test_samples_depend_only_on_seed_and_prompt(make):
@@ -190,9 +180,8 @@ def test_without_a_start_token_a_prompt_begins_with_its_first_token(
   prompts = [[5, 9], [], [7] * 20]
   settings = DecodeConfig(temperature=0.0, repetition_penalty=3.0)
   with LoadedDecoder(checkpoint, config, SINGLE) as loaded:
-    generator = make_generator(
-      loaded, vocabulary, settings, sample_tokens=4, start_id=None
-    )
+    how = {"sample_tokens": 4, "start_id": None}
+    generator = make_generator(loaded, vocabulary, settings, **how)
     found = [x.text for (x,) in generator.continue_tokens(prompts)]
   for text, prompt in zip(found, prompts, strict=True):
     tokens = [*prompt] or [vocabulary.eod_id]

@@ -30,22 +30,12 @@ def vocabulary(tmp_path_factory):
 def counting(corpus, vocabulary, tmp_path_factory):
   """A run that has learned to count."""
   model_dir = tmp_path_factory.mktemp("prefix") / "run"
-  steps = dict.fromkeys(
-    ["TRAIN_STEPS", "LOG_STEPS", "EVAL_STEPS", "CHECKPOINT_STEPS"], 40
-  )
-  assert (
-    vocabulary.decode(vocabulary.encode(CONTINUATION)[1:]) == (CONTINUATION[1:])
-  )
-  code = runs.run(
-    "train",
-    corpus,
-    model_dir,
-    VOCABULARY=vocabulary.path,
-    PROMPTS=[PROMPT],
-    SAMPLE_TOKENS=3,
-    **steps,
-  )
-  assert code == 0
+  names = ["TRAIN_STEPS", "LOG_STEPS", "EVAL_STEPS", "CHECKPOINT_STEPS"]
+  settings = {**dict.fromkeys(names, 40), "PROMPTS": [PROMPT]}
+  settings |= {"VOCABULARY": vocabulary.path, "SAMPLE_TOKENS": 3}
+  ids = vocabulary.encode(CONTINUATION)
+  assert vocabulary.decode(ids[1:]) == CONTINUATION[1:]
+  assert runs.run("train", corpus, model_dir, **settings) == 0
   return model_dir
 
 
@@ -65,9 +55,8 @@ def test_generate_its_stream_and_beams_keep_the_space(counting, capsys):
 def test_samples_of_training_equal_the_text_of_generate(counting):
   sample = json.loads((counting / "samples.jsonl").read_text())
   flags = ["--json", f"--prompt={PROMPT}", "--gin.TEMPERATURE=0.7"]
-  (drawn,) = runs.printed(
-    "generate", "--model_dir", counting, "--gin.SAMPLE_TOKENS=3", *flags
-  )
+  flags = "--model_dir", counting, "--gin.SAMPLE_TOKENS=3", *flags
+  (drawn,) = runs.printed("generate", *flags)
   assert sample["continuation"] == drawn["continuation"]
 
 

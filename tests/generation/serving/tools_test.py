@@ -127,10 +127,7 @@ def test_calls_and_their_results_go_back_to_the_template():
       "stop: ends a text anywhere",
     ),
     (
-      {
-        "tools": [tool("a", {"type": "array"})],
-        "tool_choice": "required",
-      },
+      {"tools": [tool("a", {"type": "array"})], "tool_choice": "required"},
       "parameters of a: give an object's schema",
     ),
     ({"tools": [tool("a", {"x": "a" * 1000})]}, "longer than SEQUENCE_LENGTH"),

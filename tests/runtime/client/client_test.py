@@ -26,6 +26,11 @@ def client():
     yield client
 
 
+def nan():
+  """Returns a tensor that fails."""
+  return tf.debugging.check_numerics(tf.constant(np.nan), "bad number")
+
+
 class Gate:
   """A program that says when it has begun, and ends when it is let go."""
 
@@ -66,13 +71,11 @@ def test_a_wrong_input_is_named_before_anything_runs(client, given, message):
   assert message_of(client.run, program, given) == message
 
 
+W, R = {"writes": A}, {"reads": A}
+
+
 @pytest.mark.parametrize(
-  ("first", "second"),
-  [
-    ({"writes": A}, {"writes": A}),
-    ({"writes": A}, {"reads": A}),
-    ({"reads": A}, {"writes": A | B}),
-  ],
+  ("first", "second"), [(W, W), (W, R), (R, {"writes": A | B})]
 )
 def test_a_call_waits_for_an_earlier_one_that_its_state_depends_on(
   client, first, second
@@ -90,12 +93,7 @@ def test_a_call_waits_for_an_earlier_one_that_its_state_depends_on(
 
 
 @pytest.mark.parametrize(
-  ("first", "second"),
-  [
-    ({"reads": A}, {"reads": A}),
-    ({"writes": A}, {"writes": B}),
-    ({"writes": A}, {}),
-  ],
+  ("first", "second"), [(R, R), (W, {"writes": B}), (W, {})]
 )
 def test_calls_that_share_no_changed_state_run_at_the_same_time(
   client, first, second
@@ -111,11 +109,8 @@ def test_calls_that_share_no_changed_state_run_at_the_same_time(
 def test_calls_that_change_a_variable_do_so_in_the_order_they_were_made(client):
   text = tf.Variable("", use_resource=True, trainable=False)
   letter = tf.placeholder(tf.string, [])
-  append = Program(
-    {"letter": letter},
-    operations=[text.assign(tf.strings.join([text, letter])).op],
-    writes=A,
-  )
+  append = [text.assign(tf.strings.join([text, letter])).op]
+  append = Program({"letter": letter}, operations=append, writes=A)
   client.call(Program(operations=[text.initializer], writes=A))
   letters = [chr(ord("a") + i % 26) for i in range(200)]
   for x in letters:
@@ -127,10 +122,7 @@ def test_calls_that_change_a_variable_do_so_in_the_order_they_were_made(client):
 def test_a_call_fails_with_the_error_of_the_call_that_it_waits_for(client):
   gate = Gate(writes=A)
   with tf.control_dependencies([gate.program.outputs]):
-    bad = Program(
-      outputs=tf.debugging.check_numerics(tf.constant(np.nan), "bad number"),
-      writes=A,
-    )
+    bad = Program(outputs=nan(), writes=A)
   good = Program(outputs=tf.constant(1), reads=A)
   bad, good = client.run(bad), client.run(good)
   gate.may_end.set()
@@ -160,8 +152,6 @@ def test_sequences_run_at_the_same_time_each_in_its_order(client):
 def test_an_error_of_a_sequence_is_raised_while_another_waits_for_it(client):
   queue = tf.FIFOQueue(1, [tf.int32])
   waits = Program(outputs=queue.dequeue())
-  bad = Program(
-    outputs=tf.debugging.check_numerics(tf.constant(np.nan), "bad number")
-  )
+  bad = Program(outputs=nan())
   with pytest.raises(tf.errors.InvalidArgumentError, match="bad number"):
     client.call_all([[(waits, {}, {})], [(bad, {}, {})]])

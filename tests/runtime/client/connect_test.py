@@ -78,13 +78,12 @@ def test_where_one_server_lacks_what_we_compile_all_do_without(has_native):
   infos = {x: read_info(x, 5.0) for x in addresses}
   last = infos[addresses[1]]
   assert last.has_native == (operations() is not None)
-  infos[addresses[1]] = dataclasses.replace(
-    last, has_native=has_native and last.has_native
-  )
+  has_native = has_native and last.has_native
+  infos[addresses[1]] = dataclasses.replace(last, has_native=has_native)
   pods = PodsConfig(num_pods=2, pods="local_servers")
   mesh = MeshLayout(mesh_shape="", layout="")
   cluster = connect.connect(HostStarter(), pods, mesh, places, infos)
-  expected = last.num_threads if has_native and last.has_native else 0
+  expected = last.num_threads if has_native else 0
   assert cluster.devices.native_threads == expected
 
 

@@ -80,20 +80,16 @@ def servers_of(client):
   for path in pathlib.Path(f"/proc/{client}/task").glob("*/children"):
     with contextlib.suppress(OSError):  # this thread of the client has ended
       children += map(int, path.read_text().split())
-  return [
-    pid
-    for pid in sorted(children)
-    if "palm_mtf.runtime.server.process"
-    in pathlib.Path(f"/proc/{pid}/cmdline").read_text()
-  ]
+  commands = {x: pathlib.Path(f"/proc/{x}/cmdline") for x in sorted(children)}
+  module = "palm_mtf.runtime.server.process"
+  return [x for x, path in commands.items() if module in path.read_text()]
 
 
 @pytest.mark.slow
 def test_a_killed_client_leaves_no_server(corpus, tmp_path):
   settings = {"NUM_PODS": 2, "PODS": "local_servers", "LOG_STEPS": 1}
-  process = runs.start(
-    "train", corpus, tmp_path, **settings, TRAIN_STEPS=100_000
-  )
+  settings["TRAIN_STEPS"] = 100_000
+  process = runs.start("train", corpus, tmp_path, **settings)
   processes.wait_until((tmp_path / "metrics.jsonl").exists, process)
   pids = servers_of(process.pid)
   assert len(pids) == 2

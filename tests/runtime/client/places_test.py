@@ -129,9 +129,8 @@ TWO = MeshLayout(mesh_shape="data:2", layout="batch:data")
 def pods(tmp_path):
   """Settings of a pod, and a manager of one server with two devices."""
   with serve("127.0.0.1", 0, str(tmp_path / "state"), "") as port:
-    yield PodsConfig(
-      pods="cluster", islands="auto", manager=f"127.0.0.1:{port}"
-    )
+    manager = f"127.0.0.1:{port}"
+    yield PodsConfig(pods="cluster", islands="auto", manager=manager)
 
 
 def join(pods):
@@ -202,9 +201,8 @@ def test_a_run_asks_for_the_memory_of_its_plan_before_it_reads_data(
     join_manager(client, address, "main")
     settings = {"PODS": "cluster", "MANAGER": pods.manager, "ISLANDS": "same"}
     settings |= {"NUM_LAYERS": 4, "STAGES": 2, "NUM_MICROBATCHES": 2}
-    assert (
-      main([*runs.arguments("plan", None, tmp_path, **settings), "--json"]) == 0
-    )
+    arguments = runs.arguments("plan", None, tmp_path, **settings)
+    assert main([*arguments, "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)["device_bytes"]
     needed = sum(planned.values())
     for macros, rest in (
@@ -212,9 +210,8 @@ def test_a_run_asks_for_the_memory_of_its_plan_before_it_reads_data(
       ({"DEVICE_BYTES": 0}, "each): there is room for 1; ask for that"),
     ):
       assert runs.run("train", None, tmp_path, **settings, **macros) == 2
-      assert (
-        f'palm_mtf: no island can hold the 2 slices "1" (1 devices {rest}'
-      ) in capsys.readouterr().err
+      line = f'palm_mtf: no island can hold the 2 slices "1" (1 devices {rest}'
+      assert line in capsys.readouterr().err
 
 
 def test_a_server_of_another_version_is_no_place_for_a_run(pods):
@@ -262,12 +259,8 @@ def test_a_run_outlives_its_manager_and_leaves_a_drained_server(
   disturbed, undisturbed = tmp_path / "disturbed", tmp_path / "undisturbed"
   with Processes(tmp_path) as pods:
     servers = dict(pods.serve()[::-1] for _ in range(4))
-    managed = {
-      "PODS": "cluster",
-      "ISLANDS": "auto",
-      "MANAGER": pods.address,
-      "ON_POD_FAILURE": "wait",
-    }
+    managed = {"PODS": "cluster", "ISLANDS": "auto", "MANAGER": pods.address}
+    managed["ON_POD_FAILURE"] = "wait"
 
     def in_use():
       return [x["address"] for x in pods.list_all() if x.get("owners")]

@@ -91,10 +91,8 @@ def test_clients_have_throughput_and_device_time_by_their_shares(manager):
     taker(address, "b", share=4.0) as b,
   ):
     # Each client keeps eight programs submitted.
-    threads = [
-      threading.Thread(target=run, args=each)
-      for each in [(a, 1.0), (b, 4.0)] * 8
-    ]
+    given = [(a, 1.0), (b, 4.0)] * 8
+    threads = [threading.Thread(target=run, args=x) for x in given]
     for thread in threads:
       thread.start()
     for thread in threads:

@@ -20,7 +20,13 @@ from palm_mtf.runtime.manager.manager import Manager, Store
 from palm_mtf.runtime.manager.slices import Allocation, Server, Wish
 from tests.refusals import message_of
 
-KIND = {"palm_mtf": "1", "threads": "2"}
+SERVER = Server(
+  address="10.0.0.1:2222",
+  island="east",
+  num_devices=2,
+  device_bytes=10**9,
+  kind={"palm_mtf": "1", "threads": "2"},
+)
 ONE = {"slices": ["2"]}
 
 
@@ -41,13 +47,8 @@ class Cluster:
 
   def join(self, *names, island="main"):
     for name in names:
-      fields = Server(
-        address=f"{name}:1",
-        island=island,
-        num_devices=2,
-        device_bytes=10**9,
-        kind=KIND,
-      )
+      given = {"address": f"{name}:1", "island": island}
+      fields = dataclasses.replace(SERVER, **given)
       self.manager.register(dataclasses.asdict(fields))
 
   def wait(self, secs, *alive):
@@ -235,15 +236,6 @@ def test_unknown_and_wrong_names_are_one_line(function, message, cluster):
   assert message_of(function, cluster.manager) == message
 
 
-SERVER = Server(
-  address="10.0.0.1:2222",
-  island="east",
-  num_devices=2,
-  device_bytes=10**9,
-  kind={"palm_mtf": "1", "threads": "2"},
-)
-
-
 TEXT = "not a database, but a longer text than its header\n" * 9
 
 
@@ -348,9 +340,8 @@ def test_a_full_disk_refuses_slices_and_loses_none(cluster):
   store._file.execute(f"PRAGMA max_page_count = {pages}")
   wish = dataclasses.asdict(Wish(slices=["1"] * 2000))
   with pytest.raises(UserError, match="full; mend that"):
-    store.put(
-      "allocations", "x", Allocation(owner="x", wish=Wish(**wish), places=[])
-    )
+    kept = Allocation(owner="x", wish=Wish(**wish), places=[])
+    store.put("allocations", "x", kept)
   assert cluster.hosts("run") == ["a"]
   assert "x" not in store.allocations
 

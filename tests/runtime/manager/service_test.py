@@ -37,13 +37,9 @@ def connect(port, tls=""):
 
 
 def register(client, address, devices):
-  server = Server(
-    address=address,
-    island="main",
-    num_devices=devices,
-    device_bytes=10**9,
-    kind={"palm_mtf": "1"},
-  )
+  sizes = {"num_devices": devices, "device_bytes": 10**9}
+  kind = {"palm_mtf": "1"}
+  server = Server(address=address, island="main", kind=kind, **sizes)
   client.call("register", server=dataclasses.asdict(server))
 
 
@@ -76,9 +72,8 @@ def test_another_version_of_requests_is_refused_by_both_versions(
   monkeypatch.setattr(client_module, "__version__", "9.9")
   with connect(port) as client:
     message = message_of(client.call, "list_all")
-  assert message.startswith(
-    f'MANAGER = "127.0.0.1:{port}": the manager is of palm_mtf '
-  )
+  beginning = f'MANAGER = "127.0.0.1:{port}": the manager is of palm_mtf '
+  assert message.startswith(beginning)
   assert message.endswith(
     " and you have palm_mtf 9.9, whose requests differ; use one version."
   )
@@ -102,9 +97,8 @@ def test_what_is_no_request_is_refused_and_the_manager_goes_on_answering(
 def test_health_checkers_get_an_answer(port):
   with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
     for name in ("", "palm_mtf.Manager"):
-      reply = health_pb2_grpc.HealthStub(channel).Check(
-        health_pb2.HealthCheckRequest(service=name), timeout=10
-      )
+      asked = health_pb2.HealthCheckRequest(service=name)
+      reply = health_pb2_grpc.HealthStub(channel).Check(asked, timeout=10)
       assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
@@ -115,9 +109,8 @@ def keys(tmp_path_factory):
   for prefix in prefixes:
     command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=pods"
     files = ["-keyout", f"{prefix}.key", "-out", f"{prefix}.pem"]
-    subprocess.run(
-      [*command.split(), *files], check=True, stderr=subprocess.DEVNULL
-    )
+    command = [*command.split(), *files]
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
   return prefixes
 
 

@@ -19,13 +19,8 @@ KIND = {"palm_mtf": "1", "threads": "2"}
 
 
 def server(address, devices, island="main", gigabytes=8, kind=KIND):
-  return Server(
-    address=address,
-    island=island,
-    num_devices=devices,
-    device_bytes=gigabytes * GB,
-    kind=kind,
-  )
+  sizes = {"num_devices": devices, "device_bytes": gigabytes * GB}
+  return Server(address=address, island=island, kind=kind, **sizes)
 
 
 def place(wish, servers, others=(), kept=()):
@@ -125,19 +120,10 @@ def test_one_slice_takes_free_devices_first_and_is_refused_only_if_too_large(
   most = max(fits.values(), default=0)
   if most < size(shape):
     message = message_of(place, wish, servers, owners)
-    best = max(
-      (
-        math.prod(x)
-        for x in itertools.product(
-          *(
-            [y for y in range(1, n + 1) if n % y == 0]
-            for n in map(int, shape.split("x"))
-          )
-        )
-        if math.prod(x) <= most
-      ),
-      default=0,
-    )
+    sides = (range(1, int(x) + 1) for x in shape.split("x"))
+    whole = [[y for y in x if x[-1] % y == 0] for x in sides]
+    sizes = map(math.prod, itertools.product(*whole))
+    best = max((x for x in sizes if x <= most), default=0)
     if best:
       largest = message.partition('the largest that fits is "')[2]
       assert size(largest.partition('"')[0]) == best

@@ -37,10 +37,8 @@ def hasty(monkeypatch):
   def hurry(options):
     return tuple((x, 1000 if y == 5000 else y) for x, y in options)
 
-  for module, name in (
-    (client_module, "CHANNEL_OPTIONS"),
-    (service, "_SERVER_OPTIONS"),
-  ):
+  names = {client_module: "CHANNEL_OPTIONS", service: "_SERVER_OPTIONS"}
+  for module, name in names.items():
     monkeypatch.setattr(module, name, hurry(getattr(module, name)))
 
 

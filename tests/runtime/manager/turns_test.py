@@ -13,9 +13,8 @@ from palm_mtf.runtime.scheduler import GangScheduler, Ticket
 
 
 def _program(devices):
-  return Ticket(
-    "client", dict.fromkeys(devices, 0), 1.0, 1.0, (), 0.0, (0.0, 0)
-  )
+  bytes_ = dict.fromkeys(devices, 0)
+  return Ticket("client", bytes_, 1.0, 1.0, (), 0.0, (0.0, 0))
 
 
 def test_programs_that_run_at_the_same_time_share_it():

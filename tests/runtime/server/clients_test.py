@@ -149,9 +149,8 @@ def test_a_client_waits_for_a_server_that_computes_for_others(address):
 def ask_silent(address, peer):
   asked = json.dumps({"peers": [peer], "secs": SECS})
   info = read_info(address, SECS)
-  return json.loads(
-    call_function(address, info, find_silent_peers, asked, SECS)
-  )
+  given = address, info, find_silent_peers, asked, SECS
+  return json.loads(call_function(*given))
 
 
 def wait_for_silent(address, peer, expected, secs):

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Buffers live within the budget of their devices; what lacks bytes waits."""
 
+import functools
 import gc
 import queue
 import random
@@ -103,15 +104,11 @@ def test_random_programs_all_run_within_the_budget(seed):
     with client.programs.graph.as_default():
       for device in client.devices:
         with tf.device(device):
-          stored.append(
-            sum(
-              size
-              * tf.raw_ops.MapSize(
-                dtypes=[dtype], shared_name=f"buffers_{dtype.name}"
-              )
-              for dtype, size in sizes.items()
-            )
-          )
+          found = 0
+          for dtype, size in sizes.items():
+            named = {"dtypes": [dtype], "shared_name": f"buffers_{dtype.name}"}
+            found += size * tf.raw_ops.MapSize(**named)
+          stored.append(found)
     read_stored, removing = Program(outputs=stored), threading.Lock()
     remove = client._remove
 
@@ -140,6 +137,5 @@ def test_random_programs_all_run_within_the_budget(seed):
     live.clear()
     for made in ended:
       made.result(SECS)
-    processes.wait_for(
-      lambda: not any(client.programs.call(read_stored, has_turn=True))
-    )
+    read = functools.partial(client.programs.call, read_stored, has_turn=True)
+    processes.wait_for(lambda: not any(read()))

@@ -48,18 +48,15 @@ def bits(x):
 def test_each_device_runs_its_own_loops():
   """Otherwise every iteration would send values to the first device."""
   record = tf.RunMetadata()
+  goes_on = lambda y: tf.reduce_sum(y) < 100  # noqa: E731
   square = runtime.function(
-    lambda x: tf.while_loop(
-      lambda y: tf.reduce_sum(y) < 100, lambda y: (y * y,), [x]
-    )[0]
+    lambda x: tf.while_loop(goes_on, lambda y: (y * y,), [x])[0]
   )
   with runtime.connect(devices=2) as client:
     (both,) = client.slices("2")
-    client.programs.run = functools.partial(
-      client.programs.run,
-      options=tf.RunOptions(output_partition_graphs=True),
-      run_metadata=record,
-    )
+    how = {"options": tf.RunOptions(output_partition_graphs=True)}
+    how["run_metadata"] = record
+    client.programs.run = functools.partial(client.programs.run, **how)
     found = square.on(both)(np.array([2.0, 3.0], np.float32)).fetch()
   assert found.tolist() == [256.0, 6561.0]
   nodes = [x for graph in record.partition_graphs for x in graph.node]
@@ -177,9 +174,8 @@ def test_a_variable_has_one_place(slices):
 def loss(mesh, features):
   x = features["x"]
   kernel = mtf.get_variable(mesh, "loss_kernel", x.shape[1:])
-  return mtf.reduce_mean(
-    mtf.square(mtf.reduce_sum(x * kernel, output_shape=x.shape[:1]) - 1)
-  )
+  y = mtf.reduce_sum(x * kernel, output_shape=x.shape[:1])
+  return mtf.reduce_mean(mtf.square(y - 1))
 
 
 def build_step(client, slice_):
@@ -300,9 +296,8 @@ def test_what_a_function_cannot_do_is_one_line(
   slices, function, inputs, message
 ):
   message = message.replace("LINE", str(fail.__code__.co_firstlineno + 1))
-  assert (
-    message_of(runtime.function(function).on(slices[2]), *inputs) == message
-  )
+  call = runtime.function(function).on(slices[2])
+  assert message_of(call, *inputs) == message
 
 
 def test_dimensions_of_a_mesh_function_are_named(slices):

@@ -142,9 +142,8 @@ def uses_code_that_is_no_function(x):
 )
 def test_a_block_that_is_no_program_is_one_line(client, block, message):
   line = uses_code_that_is_no_function.__code__.co_firstlineno + 1
-  assert message_of(client.program(block), np.zeros(2)) == message.replace(
-    "LINE", str(line)
-  )
+  message = message.replace("LINE", str(line))
+  assert message_of(client.program(block), np.zeros(2)) == message
 
 
 @pytest.mark.parametrize("dispatch", ["op_by_op", "chained", "fused"])
