@@ -475,8 +475,7 @@ class _Block:
         return y[:, 0]
 
       parts = columns.split(wide, positions.shape, angles, vectors)
-      mixed = mix_products(read, parts, attend)  # `attend` changes `cache`
-      return (*cache, *mixed)
+      return (*cache, *mix_products(read, parts, attend))
 
     wide = self._model.project_in(y, self._layer, read, is_step=True)
     found = self._impl.slicewise(apply, wide, *itertools.chain(*given))
