@@ -140,7 +140,8 @@ def recomputed_flops(
   config: ModelConfig, frozen: tuple[str, ...] = ()
 ) -> Mapping[str, int]:
   """Returns {matrix product: FLOPs per token that REMAT does a second time}."""
-  forward = _sum_products(config, parameters.count_visited(config, frozen))
+  visited = parameters.count_visited(config, frozen)
+  forward = _sum_products(config, visited)
   # The backward pass repeats a router's product and the first product with the
   # factors of an adapted output kernel. For the gradient of a magnitude, it
   # repeats all products of this kernel.

@@ -118,7 +118,8 @@ def _block_sizes(work: Work, layer: Layer) -> _BlockSizes:
     )
     read += times * (sizes[-1] if isinstance(mixer, Mlp) else sum(sizes))
   heads, length = slice_size(["heads"]), config.sequence_length
-  pairs = block_pairs(length, config.has_prefix, layer.attention.mixer.window)
+  window = layer.attention.mixer.window
+  pairs = block_pairs(length, config.has_prefix, window)
   return _BlockSizes(
     columns=columns,
     read=read,
@@ -146,7 +147,8 @@ class Activations:
     is_float32 = config.logits_dtype == "float32"
     self._logits_width = _FLOAT32 if is_float32 else self._width
     rows = work.rows // mesh.num_microbatches
-    self.tokens = rows // mesh.axis_size_of("batch") * config.sequence_length
+    length = config.sequence_length
+    self.tokens = rows // mesh.axis_size_of("batch") * length
     # The sizes below are elements per token.
     self._stream = config.d_model
     # The stream between blocks is smaller if a rule splits its d_model.

@@ -215,7 +215,8 @@ def _predict_stages(config: AnyConfig, work: Work) -> StepTime:
     given = work, whole, pod_link(config, rates)
     exchange, hidden = communication.sync_secs(*given)
   elif work.pods.num_pods > 1:  # comes after all microbatches: not hidden
-    embedding, rest = communication.exchange_secs(work, pod_link(config, rates))
+    link = pod_link(config, rates)
+    embedding, rest = communication.exchange_secs(work, link)
     exchange = embedding + rest / mesh.stages
   return dataclasses.replace(
     first,

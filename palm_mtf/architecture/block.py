@@ -368,7 +368,8 @@ class Model(NamedTuple):
   @property
   def experts(self) -> Experts | None:
     """The experts, which are alike in all layers that have any."""
-    return next((x.sparse.experts for x in self.layers if x.sparse), None)
+    found = (x.sparse.experts for x in self.layers if x.sparse)
+    return next(found, None)
 
   @property
   def kinds(self) -> tuple[Kind, ...]:

@@ -91,7 +91,8 @@ class ParameterName(NamedTuple):
   @property
   def is_kernel(self) -> bool:
     """Whether the parameter is a kernel, not a table, scale or bias."""
-    return not self.is_vector and not self.last.endswith(("embedding", VIRTUAL))
+    tables = ("embedding", VIRTUAL)
+    return not self.is_vector and not self.last.endswith(tables)
 
   @property
   def is_scale(self) -> bool:
@@ -112,7 +113,8 @@ class ParameterName(NamedTuple):
   @property
   def is_adapter(self) -> bool:
     """Whether the parameter belongs to an adapter."""
-    return self.part == PROMPT or self.part.endswith((A, B, MAGNITUDE, VIRTUAL))
+    ends = (A, B, MAGNITUDE, VIRTUAL)
+    return self.part == PROMPT or self.part.endswith(ends)
 
   @property
   def is_float32(self) -> bool:

@@ -380,7 +380,8 @@ def _compile(
   begin = time.monotonic()
   lowered = function.lower(*given)
   try:
-    compiled = lowered.compile({} if config.mesh_layout.tpu else _CUDA_OPTIONS)
+    options = {} if config.mesh_layout.tpu else _CUDA_OPTIONS
+    compiled = lowered.compile(options)
   except jax.errors.JaxRuntimeError as error:
     if found := read_excess(str(error)):
       raise _TooLargeError(*found) from None

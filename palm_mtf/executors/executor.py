@@ -47,7 +47,8 @@ class OpenLoss(NamedTuple):
 def open_loss(client: Client, process: Process, built: LossProgram) -> OpenLoss:
   """Returns the loss of a built program; `process` reads the checkpoint."""
   reads = state_of(variables_of([built.slices]))
-  program = Program(built.features, [built.loss, built.weight_sum], reads=reads)
+  outputs = [built.loss, built.weight_sum]
+  program = Program(built.features, outputs, reads=reads)
   return OpenLoss(client, process, built.slices, program)
 
 

@@ -185,7 +185,8 @@ def parse_gin(
   for each in settings:
     _check_names(each)
   macros = {x.name: x for x in settings if not x.selector}
-  _check_used(macros, find_reached([x for x in settings if x.selector], macros))
+  bound = [x for x in settings if x.selector]
+  _check_used(macros, find_reached(bound, macros))
   for each in settings:
     with user_code(each.cited):
       gin.parse_config(str(each))

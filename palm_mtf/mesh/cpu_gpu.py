@@ -144,7 +144,8 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       with tf.device(cpu):
         begin = self.slice_begin(shape, pnum)
         slices.append(tf.slice(tensors[cpu], begin, size))
-    return mtf.import_laid_out_tensor(mesh, self.LaidOutTensor(slices), shape)
+    laid_out = self.LaidOutTensor(slices)
+    return mtf.import_laid_out_tensor(mesh, laid_out, shape)
 
   def slicewise(self, fn: Callable, *inputs: object) -> object:
     """Applies `fn` to each device's slices of the inputs; returns slices."""

@@ -48,7 +48,8 @@ class LowRanks:
     """Returns the gradient of each B, given `down`'s result."""
     whole, found = matmul(low, gradient, transpose_a=True), []
     for row, column, rank, shape in self._blocks():
-      block = whole[row : row + rank, column : column + math.prod(shape)]
+      width = math.prod(shape)
+      block = whole[row : row + rank, column : column + width]
       found.append(tf.reshape(block, [rank, *shape]))
     return found
 

@@ -233,7 +233,8 @@ class Palm:
       branch = each.branches[0]
       scale = branch.mixer.factor(self._config.d_kv)
       mixed = {branch.output: mix(qkv, scale, layer.rotary)}
-      return x + to_residual(self._weights.project_out(name, mixed), self._dims)
+      y = self._weights.project_out(name, mixed)
+      return x + to_residual(y, self._dims)
 
     angles = self._neighbour_angles.get(layer.rotary, [])
     given = f"{name}/{ENCODER}", layer.encoder, angles, attend

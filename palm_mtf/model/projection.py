@@ -313,7 +313,8 @@ class _Projection(mtf.Operation):
   def columns(self, impl: mtf.MeshImpl) -> JoinedColumns:
     """Returns which columns of a device's product are q, k, v and so on."""
     shapes = [impl.slice_shape(x.shape)[1:] for x in self.weights.kernels]
-    return JoinedColumns(shapes, self.read, self.epsilon, native_threads(impl))
+    threads = native_threads(impl)
+    return JoinedColumns(shapes, self.read, self.epsilon, threads)
 
   def lower(self, lowering: mtf.Lowering) -> None:
     impl = lowering.mesh_impl(self)
@@ -323,7 +324,8 @@ class _Projection(mtf.Operation):
       x, angles, weights = self.cut_inputs(inputs)
       *rows, d_model = x.shape.as_list()
       x = tf.reshape(x, [-1, d_model])
-      kept = [matmul_joined(x, weights.kernels, threads=columns.threads)]
+      threads = columns.threads
+      kept = [matmul_joined(x, weights.kernels, threads=threads)]
       if weights.firsts:
         kept.append(columns.low_ranks.down(x, weights.firsts))
         kept[0] += columns.low_ranks.up(kept[1], weights.seconds)

@@ -195,7 +195,8 @@ class TrainedWeights:
     result is [batch, length, d_model], activation dtype.
     """
     table = self._kernel("embedding", tokens)
-    x = embed(table, tokens, self._gradient_dtype, self._config.embedding_scale)
+    scale = self._config.embedding_scale
+    x = embed(table, tokens, self._gradient_dtype, scale)
     if self._config.adapter == "prompt":
       x = put_virtual(x, self._kernel(PROMPT, x), segments)
     if "position_embedding" not in self._variables:

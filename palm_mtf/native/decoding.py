@@ -395,7 +395,8 @@ def make_history(prompts: tf.Tensor, most_tokens: int) -> tf.Tensor:
     prompts: tokens that each text begins with, [rows, tokens] int32.
     most_tokens: maximum number of tokens in a text, prompt included.
   """
-  return tf.pad(prompts, [[0, 0], [_COUNTS, most_tokens - prompts.shape[1]]])
+  after = most_tokens - prompts.shape[1]
+  return tf.pad(prompts, [[0, 0], [_COUNTS, after]])
 
 
 def write_history(

@@ -32,7 +32,8 @@ def _load() -> _Loaded:
   try:
     path, content = open_library()
     module = tf.load_op_library(path)
-    return _Loaded(module, read_build_options(content), ctypes.CDLL(path))
+    options = read_build_options(content)
+    return _Loaded(module, options, ctypes.CDLL(path))
   except (BuildError, OSError, tf.errors.OpError) as error:
     reason = str(error).strip().splitlines()[0]
     _logger.warning(

@@ -65,7 +65,8 @@ def _full_step(values, g, scalars):
 def _factored_step(values, g, scalars, row, column):
   p, *m = values
   clip, _, *others = tf.unstack(scalars)
-  return _step_values(p, m, factored_update(g, clip, row, column), *others)
+  u = factored_update(g, clip, row, column)
+  return _step_values(p, m, u, *others)
 
 
 # The PaLM paper multiplies the learning rate by the root mean square of "the
@@ -154,7 +155,8 @@ class Adafactor(Rule):
     )
     means = [x for name, x in self.slots.items() if name not in whole]
     for slot, value in zip(means, self._next_means, strict=True):
-      operations += self.mesh_impl.assign_if_finite(slot, value, self.is_finite)
+      assign = self.mesh_impl.assign_if_finite
+      operations += assign(slot, value, self.is_finite)
     return operations
 
   def _scalars(self, clip, one_minus_beta2, learning_rate, p_square, u_square):

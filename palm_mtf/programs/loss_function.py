@@ -146,7 +146,8 @@ class PalmLoss:
     """Returns the model on a stage's mesh, to run only the stage's layers."""
     dropout = None
     if stage.dropout_state is not None:
-      dropout = Dropout(self._loss.dropout, self.seed, stage.dropout_state)
+      rate = self._loss.dropout
+      dropout = Dropout(rate, self.seed, stage.dropout_state)
     weights = TrainedWeights(
       stage.mesh,
       self._config,

@@ -298,7 +298,8 @@ def _make_variables(name: str, part: Slice) -> list[tf.Variable]:
     shape = part.variable.shape.as_list()
     return tf.raw_ops.Empty(shape=shape, dtype=tf.float32, init=True)
 
-  return [keep_variable(x, part.near, make) for x in (name, f"{name}/momentum")]
+  names = name, f"{name}/momentum"
+  return [keep_variable(x, part.near, make) for x in names]
 
 
 class _Handover:

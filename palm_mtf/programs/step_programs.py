@@ -55,7 +55,8 @@ class Scalars(NamedTuple):
 def make_scalars(devices: Devices, reads_batches: bool) -> Scalars:
   """Makes the placeholders; `reads_batches` is whether servers read batches."""
   with tf.device(devices.client):
-    step = tf.placeholder_with_default(tf.constant(-1, tf.int64), [], "step")
+    no_step = tf.constant(-1, tf.int64)
+    step = tf.placeholder_with_default(no_step, [], "step")
     return Scalars(
       step,
       tf.placeholder_with_default(step, [], "slot_step"),

@@ -196,7 +196,8 @@ def _lower_passes(
   rows: dict[str, Rows] = {}
   for pod, means in zip(pods, losses, strict=True):
     values = dict(enumerate([*means, pod.losses.weight]))
-    _add_pod(pod, [*lowering.call(values)[0].values()], lowering, graphs, rows)
+    measured = [*lowering.call(values)[0].values()]
+    _add_pod(pod, measured, lowering, graphs, rows)
   return graphs, rows
 
 

@@ -68,7 +68,8 @@ def read_bytes_per_sec() -> float:
   config = session_config(1)
   with tf.Graph().as_default(), Client(tf.Session(config=config)) as client:
     array = make_variable(client, [_READ_BYTES // 4], tf.float32)
-    return _READ_BYTES / _fastest_secs(caller(client, tf.reduce_max(array).op))
+    read = caller(client, tf.reduce_max(array).op)
+    return _READ_BYTES / _fastest_secs(read)
 
 
 def make_variable(

@@ -322,7 +322,8 @@ def _add_head(
         (name,), microbatch = calls[0]
         source = sources.get(name), microbatch
         if source[0] is None or source in ends:
-          begins[number] = max(free[by_name[name].stage], ends.get(source, 0))
+          begin = max(free[by_name[name].stage], ends.get(source, 0))
+          begins[number] = begin
     number = min(begins, key=lambda x: (begins[x], -x))
     call = left[number].pop(0)
     node = by_name[call.nodes[0]]

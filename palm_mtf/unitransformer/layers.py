@@ -401,7 +401,8 @@ class ParallelBlock(transformer.TransformerLayer):
     for layer in self._layers:
       with tf.variable_scope(type(layer).__name__):
         if layer in self._joined.values():
-          variables |= _Call(context, layer.config).make_variables(layer.kind)
+          call = _Call(context, layer.config)
+          variables |= call.make_variables(layer.kind)
         else:
           results.append(layer.call(context, x, losses=losses))
     if self._joined:

@@ -34,7 +34,8 @@ def all_reduce(
 ) -> tf.Tensor:
   """All-reduces x over each group; `reduction` is "SUM", "MAX" or "MIN"."""
   region = _region(x, _REDUCTIONS[reduction])
-  return _call("all_reduce", x, groups, channel, [], x.shape.as_list(), region)
+  shape = x.shape.as_list()
+  return _call("all_reduce", x, groups, channel, [], shape, region)
 
 
 def reduce_scatter(
@@ -77,7 +78,8 @@ def permute(
   x: tf.Tensor, pairs: Sequence[tuple[int, int]], channel: int
 ) -> tf.Tensor:
   """Sends x of device i to device j for each (i, j); others get zeros."""
-  return _call("collective_permute", x, pairs, channel, [], x.shape.as_list())
+  shape = x.shape.as_list()
+  return _call("collective_permute", x, pairs, channel, [], shape)
 
 
 def _region(x: tf.Tensor, reduction: str) -> str:

@@ -85,7 +85,8 @@ class DeviceModel:
     batch = {name: x.outputs[0] for name, x in self.features.items()}
     self._dropout_state = None
     if loss_function.has_dropout:
-      given = Given(self.mesh, "dropout", mtf.Shape([DROPOUT_STATE]), tf.int32)
+      shape = mtf.Shape([DROPOUT_STATE])
+      given = Given(self.mesh, "dropout", shape, tf.int32)
       (self._dropout_state,) = given.outputs
     stage = Stage(
       self.mesh, self.placement, {}, [], {}, batch, self._dropout_state, []

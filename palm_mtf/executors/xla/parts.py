@@ -170,7 +170,8 @@ class DeviceFunction:
     for x, value in zip(self.takes, taken, strict=True):
       tensors[x] = placement.LaidOutTensor([value])
       if open_axes and x in open_axes:
-        tensors[x] = mtf.LazyAllreduceSum(placement, tensors[x], open_axes[x])
+        axes = open_axes[x]
+        tensors[x] = mtf.LazyAllreduceSum(placement, tensors[x], axes)
     with xla_computation():
       lowered = _Lowering(placement, self._operations, tensors).tensors
       values = []

@@ -417,7 +417,8 @@ class ScannedModel(DeviceModel):
     if stage == 0 and self._embed_gradient:
       taken = dict(zip(self._head_gives, of_head, strict=True))
       taken[self._scans[0].before_gradient] = gradient
-      gradients |= self._outside(call(self._embed_gradient, taken, variables))
+      found = call(self._embed_gradient, taken, variables)
+      gradients |= self._outside(found)
     return gradient, gradients
 
   def _outside(self, values: Mapping[mtf.Tensor, jax.Array]) -> Arrays:
@@ -463,7 +464,8 @@ class ScannedModel(DeviceModel):
       # last number of the state counts the earlier uses of dropout. A layer
       # uses dropout twice, so add 2 * `length` (layers) per earlier period.
       before = jnp.array([0, 0, 0, 2 * length]) * period
-      state = {self._dropout_state: dropout_state + before}
+      places_before = dropout_state + before
+      state = {self._dropout_state: places_before}
       return function({**given, **state, **taken}, variables)[0]
 
     return call

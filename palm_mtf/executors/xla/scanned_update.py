@@ -60,7 +60,8 @@ class ScannedUpdate(DeviceUpdate):
     periods = {i: x.count for x in self._loops for i in x.layers}
     mesh = mtf.Mesh(mtf.Graph(), "pod")
     # Variables do not depend on the batch, so its size may be any that fits.
-    dims = model_dims(settings.model, layout.axis_size_of("batch"), layout)
+    batch = layout.axis_size_of("batch")
+    dims = model_dims(settings.model, batch, layout)
     palm_variables(
       *([mesh], settings.model, dims, settings.seed, [periods]),
       frozen=settings.frozen,

@@ -66,7 +66,8 @@ class StackedWeights:
     }
     self.axis = None
     if dims.d_model_stored != dims.d_model:
-      self.axis = placement.tensor_dimension_to_mesh_axis(dims.d_model_stored)
+      find_axis = placement.tensor_dimension_to_mesh_axis
+      self.axis = find_axis(dims.d_model_stored)
     self._dims = dataclasses.replace(
       dims, d_model_stored=dims.d_model, d_model_residual=dims.d_model
     )

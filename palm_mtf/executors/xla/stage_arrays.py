@@ -253,7 +253,8 @@ def measure_variables(
   held, programs = open_pod(pod, settings)
   changed = programs.stage_step.select_changed(held.arrays)
   given = changed, held.values[_GRADIENTS], rates, losses, squares
-  return np.array(programs.stage_step.measure(*given).addressable_data(0))
+  found = programs.stage_step.measure(*given)
+  return np.array(found.addressable_data(0))
 
 
 @pod_function

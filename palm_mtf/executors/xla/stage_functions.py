@@ -200,7 +200,8 @@ class StageStep:
       shapes = {x: tuple(self._made.slice_shape(x)) for x in names}
       if of_head:
         shapes |= dict.fromkeys(self._model.losses, ())
-      return {x: jnp.zeros([self.mesh.size, *y]) for x, y in shapes.items()}
+      count = self.mesh.size
+      return {x: jnp.zeros([count, *y]) for x, y in shapes.items()}
 
     each = NamedSharding(self.mesh, self._each)
     return jax.jit(make, static_argnums=0, out_shardings=each)
@@ -300,7 +301,8 @@ class StageStep:
       return changed, join_numbers(found[x] for x in self._made.num_numbers)
 
     takes = [self._changed, self._gradient_specs(), *[REPLICATED] * 4]
-    return self._compile(run, takes, (self._changed, REPLICATED), donated=[0])
+    gives = self._changed, REPLICATED
+    return self._compile(run, takes, gives, donated=[0])
 
   @property
   def _changed(self) -> dict[str, PartitionSpec]:

@@ -136,7 +136,8 @@ def _make_settings(
       wanted = CoordinatorSettings(
         host=host, port=port and port + stage, num_hosts=len(addresses)
       )
-      found = _call(hosts, pod, first, open_coordinator, dataclass_text(wanted))
+      text = dataclass_text(wanted)
+      found = _call(hosts, pod, first, open_coordinator, text)
       if not found.isdigit():
         raise UserError(f"pod {pod}: the server {first}: {found}")
       coordinator = f"{host}:{found}"

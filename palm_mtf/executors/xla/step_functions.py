@@ -325,7 +325,8 @@ class PodStep:
       found = find(*microbatch)
       return jax.tree.map(lambda x, y: x + y.astype(x.dtype), sums, found), None
 
-    first_rows = jnp.arange(self._num_microbatches) * self._settings.micro_rows
+    micro_rows = self._settings.micro_rows
+    first_rows = jnp.arange(self._num_microbatches) * micro_rows
     zeros = jax.tree.map(
       lambda x: jnp.zeros(x.shape, jnp.float32),
       (

@@ -313,7 +313,8 @@ class _Searches(_Continuations):
       # Each row copies the keys and values of the prefix that it continues,
       # because one prefix may have two continuations, and another prefix none.
       take = functools.partial(tf.gather, axis=self._model.row_axis)
-      return [*state, *[self._impl.slicewise(take, x, rows) for x in cache]]
+      cache = [self._impl.slicewise(take, x, rows) for x in cache]
+      return [*state, *cache]
 
     place, state = repeat_step(self._impl, step, [*state, *cache], place, limit)
     return place, state[:num_state], state[num_state:]

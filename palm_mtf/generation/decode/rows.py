@@ -79,7 +79,8 @@ def write_places(
     places: [n], int32: different row indices of x reshaped to [vectors, d].
     values: the n new vectors, in any shape that reshapes to [n, d].
   """
-  flat, values = (tf.reshape(y, [-1, x.shape[-1]]) for y in (x, values))
+  size = x.shape[-1]
+  flat, values = (tf.reshape(y, [-1, size]) for y in (x, values))
   # Outside of an XLA computation, TensorFlow's scatter would copy all vectors,
   # which costs more than the rest of a step. XLA scatters in place.
   if in_xla_computation():

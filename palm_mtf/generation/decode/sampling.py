@@ -192,5 +192,6 @@ def choose_tokens(
       return likeliest
     divisor = tf.where_v2(is_greedy, 1.0, temperature)
     settings = settings._replace(temperature=divisor)
-  drawn = _draw(_compute_shares(logits, seen, settings, num_tokens), key, place)
+  shares = _compute_shares(logits, seen, settings, num_tokens)
+  drawn = _draw(shares, key, place)
   return tf.where_v2(is_greedy, likeliest, drawn) if is_mixed else drawn

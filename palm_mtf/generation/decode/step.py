@@ -319,7 +319,8 @@ class TensorflowStep:
       # All-gather [rows, vocab], because every device samples from all logits.
       logits = impl.allconcat(logits, axis, 1)
     finish = functools.partial(_finish, model)
-    return impl.slicewise(finish, logits, y), cache
+    logits = impl.slicewise(finish, logits, y)
+    return logits, cache
 
   def advance(
     self, count: tf.Tensor, texts: Texts, cache: Cache, settings: TextSettings
@@ -475,7 +476,8 @@ class _Block:
         return y[:, 0]
 
       parts = columns.split(wide, positions.shape, angles, vectors)
-      return (*cache, *mix_products(read, parts, attend))
+      mixed = mix_products(read, parts, attend)
+      return (*cache, *mixed)
 
     wide = self._model.project_in(y, self._layer, read, is_step=True)
     found = self._impl.slicewise(apply, wide, *itertools.chain(*given))

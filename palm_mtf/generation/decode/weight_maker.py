@@ -300,7 +300,8 @@ class WeightMaker:
         w = round_to_int8(w, find_largest(w))
       return as_constant(w, dtype)
 
-    return self._keep("to_logits", make, self._read(logits_table(self._config)))
+    table = self._read(logits_table(self._config))
+    return self._keep("to_logits", make, table)
 
   def make_layers(
     self, slices: Mapping[str, Sequence[Slice]]

@@ -73,7 +73,8 @@ def find_windows(
 
 def choose_row_length(num_tokens: int, length: int) -> int:
   """Rounds `num_tokens` up to a power of two, but at most to `length`."""
-  return min(max(_SHORTEST_ROW, 1 << (num_tokens - 1).bit_length()), length)
+  enough = max(_SHORTEST_ROW, 1 << (num_tokens - 1).bit_length())
+  return min(enough, length)
 
 
 def count_rows_at_once(length: int, slices: int) -> int:

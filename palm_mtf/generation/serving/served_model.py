@@ -373,7 +373,8 @@ class ServedModel:
     encoded = iter(self.vocabulary.encode_arrays(texts, 1) if texts else [])
     start = prompt_start(self.config.data, self.vocabulary)
     for given in asked.prompts:
-      prompt = next(encoded).tolist() if isinstance(given, str) else given
+      is_text = isinstance(given, str)
+      prompt = next(encoded).tolist() if is_text else given
       if not asked.is_chat:
         has_start = start is not None or not prompt
         prompt = add_start(prompt, start, self.vocabulary.eod_id)

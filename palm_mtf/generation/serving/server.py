@@ -388,7 +388,8 @@ class Server:
   ) -> web.Response:
     # Calls a method of ServedAdapters; the answer has the form of vLLM's.
     body = await read_json(request, self._model.most_secs)
-    name = await asyncio.wrap_future(self._loading_thread.submit(change, body))
+    loading = self._loading_thread.submit(change, body)
+    name = await asyncio.wrap_future(loading)
     return web.Response(
       text=f"Success: LoRA adapter '{name}' {done} successfully."
     )

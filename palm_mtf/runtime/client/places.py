@@ -217,7 +217,8 @@ class ManagedPlaces:
     self._lost |= {x.address for x in self._places[pod]}
 
   def _ask(self, is_trial: bool = False) -> Places:
-    return self._client.allocate(self._owner, self._wish, self._lost, is_trial)
+    lost = self._lost
+    return self._client.allocate(self._owner, self._wish, lost, is_trial)
 
 
 def check_slices(pods: PodsConfig, mesh: DeviceMesh) -> None:

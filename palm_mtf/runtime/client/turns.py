@@ -133,7 +133,8 @@ class OwnTurns(TurnTaker):
   def __init__(self, budgets: Mapping[str, int]):
     """Takes {TensorFlow's name of a device: bytes that buffers may use}."""
     super().__init__({x: x for x in budgets})
-    self._all = Turns(GangScheduler("fifo", budgets, _MAX_IN_FLIGHT), dict)
+    scheduler = GangScheduler("fifo", budgets, _MAX_IN_FLIGHT)
+    self._all = Turns(scheduler, dict)
     self._all.add_client(_ONLY, 1.0, self._take_answer)
 
   def _send(self, message: Message) -> None:

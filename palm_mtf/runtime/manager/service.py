@@ -303,7 +303,8 @@ class _Calls:
     """Returns a request's result as JSON, or ends the call with an error."""
     await check_versions(context)
     try:
-      return json_text(await self._call(method, json.loads(request))).encode()
+      found = await self._call(method, json.loads(request))
+      return json_text(found).encode()
     except UserError as error:
       code, why = grpc.StatusCode.INVALID_ARGUMENT, str(error)
     except WRONG_JSON:

@@ -387,7 +387,8 @@ class RuntimeClient:
         # If several devices have equal regions, fetch only from the last one.
         shards = dict(zip(held.begins, tickets.peek(0), strict=True))
         self._fetches[held] = Program(tickets.placeholders, shards)
-    shards = self._call(self._fetches[held], [[buffer.handle, 0], [0, 0]])
+    rows = [[buffer.handle, 0], [0, 0]]
+    shards = self._call(self._fetches[held], rows)
     whole = np.empty(held.shape, held.dtype.as_numpy_dtype)
     for begin, region in zip(held.begins, held.regions, strict=True):
       whole[region] = shards[begin]
@@ -524,7 +525,8 @@ def connect_managed(
     places = started.managed.bind(slices)
     heartbeat = Heartbeat(started, places, timeout_secs)
     infos, stream = heartbeat.infos, started.stream
-    cluster = connect_devices(HostStarter(), pods, mesh, places, infos, stream)
+    starter = HostStarter()
+    cluster = connect_devices(starter, pods, mesh, places, infos, stream)
     with _open_client(cluster, cluster.devices.pods, heartbeat) as client:
       yield client
 
