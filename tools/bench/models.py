@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from palm_mtf.architecture.parameters import parameter_shapes, parse_name
+from palm_mtf.cli import gin_files
 from palm_mtf.config import (
   MeshLayout,
   ModelConfig,
@@ -21,7 +22,6 @@ from palm_mtf.config import (
 )
 from palm_mtf.machine.activation_dtype import native_bfloat16
 from tests.settings import PALM_OPTIMIZER, step_config
-from tools.bench.command import train_config
 
 BATCH_SIZE = 8  # sequences in a step of one pod
 ONE_DEVICE = MeshLayout(mesh_shape="", layout="")
@@ -98,8 +98,8 @@ def benchmark_config(
   """
   if block in PRESETS:
     files = ["recipes/quickstart.gin", f"models/{block}.gin"]
-    model = train_config(files, []).model
-    return dataclasses.replace(model, activation_dtype=dtype)
+    loaded = gin_files.load("train", files, ["MODEL_DIR='none'"])
+    return dataclasses.replace(loaded.build()[1].model, activation_dtype=dtype)
   settings = {**SIZES[size], **BLOCKS[block]}
   if block == "mixtral":
     settings["d_expert"] = settings["d_ff"] // _EXPERTS_PER_TOKEN
