@@ -190,7 +190,10 @@ def attend_gradient(
   *,
   threads: int,
 ) -> tuple[tf.Tensor, ...]:
-  """Returns gradients of q, k and v, from `attend`'s result and its gradient."""
+  """Returns gradients of q, k and v, given `attend`'s result and its gradient.
+
+  The result is `out`, and its gradient is `dout`.
+  """
   gradients = operations().palm_attention_gradient(
     q=q, k=k, v=v, out=out, dout=dout, masks=list(masks), threads=threads
   )

@@ -103,8 +103,9 @@ class HeadGroup {
       for (int r = 0; r < block.rows; ++r) {
         float* row = scores + size_t(r) * block.width;
         auto to = reinterpret_cast<Number<T>*>(weights) + (row - scores);
-        factors[r] =
-          1 / make_powers(block, r, row, [&](int i, Floats x) { put(to + i, x); });
+        factors[r] = 1 / make_powers(block, r, row, [&](int i, Floats x) {
+          put(to + i, x);
+        });
       }
       multiply_words<W>(
         {weights, size_t(block.width) / kRows, 1}, block.rows,
@@ -191,7 +192,8 @@ class HeadGroup {
     return block.begin + row / count_;
   }
 
-  // Returns after how many keys a row has only weights of 0. Tiles read all.
+  // Returns the number of keys after which a row has only weights of 0. Tiles
+  // (tiles.h) read all keys of a block.
   int num_seen(const Block& block, int row) const {
     if (kHasTiles || masks_.prefix) return block.keys;
     return position_of(block, row) + 1;
@@ -270,19 +272,19 @@ class HeadGroup {
     return largest;
   }
 
-  // Calls put(key, powers) with a row's weights before their division by their
+  // Calls use(key, powers) with a row's weights before their division by their
   // sum; then with a register of zeros. Returns the sum.
-  template <class Put>
-  float make_powers(const Block& block, int row, float* scores, Put put) const {
+  template <class Use>
+  float make_powers(const Block& block, int row, float* scores, Use use) const {
     const float most = largest_seen(block, row, scores);
     const int size = num_computed(block, row);
     Floats total = {};
     for (int i = 0; i < size; i += kLanes) {
       const Floats x = compute_weights(load<Floats>(scores + i), most, scale_);
-      put(i, x);
+      use(i, x);
       total += x;
     }
-    put(size, Floats{});
+    use(size, Floats{});
     return sum(total);
   }
 

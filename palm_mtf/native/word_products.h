@@ -86,7 +86,7 @@ inline void word_tile(int rows, Left<W> x, const W* panel, Steps steps,
                       load<Words>(panel + (k * kVectors + v) * kLanes));
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    Floats row[kVectors];
+    Floats row[kVectors];  // a copy, because `sums` must stay in registers
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) row[v] = sums[r][v];
     use(r, row);
