@@ -349,7 +349,8 @@ def self_attention(
   )
 
   def gradient_native(threads, q, k, v, dout, *others):
-    return native.attend_gradient(q, k, v, dout, others[:n], threads=threads)
+    masks, out = others[:n], others[n]  # `native.attends` allows no extras
+    return native.attend_gradient(q, k, v, out, dout, masks, threads=threads)
 
   is_native = native.attends(mixer)
 

@@ -129,14 +129,15 @@ class Attention {
 
   // Writes the gradient of the group's query heads to `dq`. Writes the group's
   // terms of dk and dv to `memory_`; `add_parts` sums these terms.
-  void gradient(int group, int thread, const T* dout, T* dq) const {
+  void gradient(int group, int thread, const T* out, const T* dout,
+                T* dq) const {
     float* dk = &memory_.dk[group * part_size()];
     float* dv = &memory_.dv[group * part_size()];
     std::fill_n(dk, part_size(), 0.0f);
     std::fill_n(dv, part_size(), 0.0f);
     const size_t at = sequence_of(group);
     heads_of(group, thread)
-      .gradient(data(q) + at, dout + at, dq + at, dk, dv);
+      .gradient(data(q) + at, out + at, dout + at, dq + at, dk, dv);
   }
 
   // Writes dk and dv of a key head: the sums of the terms of its groups.
@@ -324,7 +325,7 @@ struct AttentionGradientKernel : AttentionKernel {
     Shared& with = shared();
     std::lock_guard lock(with.mutex);
     Attention<T> x(call, threads, true, attention_memory<T>());
-    const T* dout = call.next_data<const T>();
+    const T *out = call.next_data<T>(), *dout = call.next_data<T>();
     x.read_masks(call);
     T* dq = call.allocate_like<T>(0, x.q);
     T* dk = call.allocate_like<T>(1, x.k);
@@ -335,7 +336,7 @@ struct AttentionGradientKernel : AttentionKernel {
       heads.each(x.num_heads(), [&](int i) { x.pack(i); });
       team.meet();
       groups.each(x.num_groups(),
-                  [&](int i) { x.gradient(i, thread, dout, dq); });
+                  [&](int i) { x.gradient(i, thread, out, dout, dq); });
       team.meet();
       sums.each(x.num_heads(), [&](int i) { x.add_parts(i, dk, dv); });
     });

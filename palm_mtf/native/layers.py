@@ -184,14 +184,18 @@ def attend_gradient(
   q: tf.Tensor,
   k: tf.Tensor,
   v: tf.Tensor,
+  out: tf.Tensor,
   dout: tf.Tensor,
   masks: Sequence[tf.Tensor],
   *,
   threads: int,
 ) -> tuple[tf.Tensor, ...]:
-  """Returns gradients of q, k and v, given `dout`, the result's gradient."""
+  """Returns gradients of q, k and v, given `attend`'s result and its gradient.
+
+  The result is `out`, and its gradient is `dout`.
+  """
   gradients = operations().palm_attention_gradient(
-    q=q, k=k, v=v, dout=dout, masks=list(masks), threads=threads
+    q=q, k=k, v=v, out=out, dout=dout, masks=list(masks), threads=threads
   )
   return tuple(set_shapes(gradients, (q, k, v)))
 

@@ -167,12 +167,23 @@ inline void pack_left(const uint16_t* from, size_t step, int count, int columns,
 
 // --- The product -------------------------------------------------------------
 
-// Multiplies a tile by `pairs` pairs of rows of a strip. Writes the products to
-// `sums`, [kRows, kColumns], or adds them unless `is_first`. Prefetches the
-// tile `next`, because the CPU's own prefetching does not foresee its rows.
-template <int kRows, class Left>
+inline void put_row(float* to, const Floats* row) {
+  for (int v = 0; v < kVectors; ++v) store(to + v * kLanes, row[v]);
+}
+
+inline void put_row(uint16_t* to, const Floats* row) {
+  for (int v = 0; v < kVectors; v += 2)
+    store(to + v * kLanes,
+          _mm512_cvtne2ps_pbh((__m512)row[v + 1], (__m512)row[v]));
+}
+
+// Multiplies a tile by `pairs` pairs of rows of a strip. Adds the products to
+// `sums`, [kRows, kColumns], unless `is_first`. Writes them to `to`, whose rows
+// are `step` numbers apart, or to `sums` if `to` is null. Prefetches the tile
+// `next`, because the CPU's own prefetching does not foresee its rows.
+template <int kRows, class Left, class Out>
 inline void multiply_tile(Left x, Left next, const uint16_t* strip, int pairs,
-                          bool is_first, float* sums) {
+                          bool is_first, float* sums, Out* to, size_t step) {
   constexpr int kWords = kLine / sizeof(uint32_t);
   Floats own[kRows][kVectors];
 #pragma GCC unroll 8
@@ -201,9 +212,8 @@ inline void multiply_tile(Left x, Left next, const uint16_t* strip, int pairs,
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v)
-      store(&sums[r * kColumns + v * kLanes], own[r][v]);
+    if (to) put_row(to + r * step, own[r]);
+    else put_row(sums + r * kColumns, own[r]);
 }
 
 template <int kRows = kTileRows, class... Given>
@@ -231,6 +241,7 @@ void multiply_rows(int count, Left left, const uint16_t* strip, int pairs,
   for (int k = 0; k < pairs; k += kPairs) {
     const int some = std::min(kPairs, pairs - k);
     const bool is_last = k + some == pairs;
+    const bool is_whole = is_last && columns == kColumns;
     for (int i = 0; i < count; i += kTileRows) {
       auto x = left(i), next = left(i + kTileRows);
       x.at += k * x.kPairStep, next.at += k * x.kPairStep;
@@ -244,17 +255,11 @@ void multiply_rows(int count, Left left, const uint16_t* strip, int pairs,
           for (int j = 0; j <= kColumns; j += kLine / sizeof(Out))
             __builtin_prefetch(y + r * step + std::min(j, columns - 1), 1);
       multiply_tile_of(rows, x, next, strip + size_t(k) * 2 * kColumns, some,
-                       k == 0, own);
-      if (!is_last) continue;
-      if (columns == kColumns) {
-        for (int r = 0; r < rows; ++r)
-          for (int j = 0; j < kColumns; j += kLanes)
-            put(y + r * step + j, load<Floats>(own + r * kColumns + j));
-      } else {
+                       k == 0, own, is_whole ? y : nullptr, step);
+      if (is_last && !is_whole)
         for (int r = 0; r < rows; ++r)
           for (int j = 0; j < columns; ++j)
             put(y + r * step + j, own[r * kColumns + j]);
-      }
     }
   }
 }

@@ -161,8 +161,9 @@ class MatmulRunner {
     return it;
   }
 
-  // Each thread packs a strip, and multiplies blocks of rows by it. All threads
-  // pack the left operand first, if it is transposed.
+  // Each thread packs a strip, and multiplies all rows by it. Threads share the
+  // last strips, of which each packs a copy, so that none waits for long. All
+  // threads pack the left operand first, if it is transposed.
   template <class Out>
   void run_by_strips(const Matmul<Out>& product) {
     constexpr int kBlock = 32 * kTileRows;
@@ -171,9 +172,8 @@ class MatmulRunner {
     const size_t size = product.left_size(kBlock);
     uint32_t* left = packed_by_all().get<uint32_t>(
       product.is_left_transposed ? blocks * size : 0);
-    // With few strips, threads share them, so that none waits for long.
-    const int run = strips < 16 * team_.size() ? 1 : blocks;
-    WorkQueue packing, units;
+    const int shared = std::min(strips, team_.size());
+    WorkQueue packing, own, units;
     team_.run([&](int i) {
       MatmulThread& thread = threads_[i];
       if (product.is_left_transposed) {
@@ -184,16 +184,20 @@ class MatmulRunner {
         team_.meet();
       }
       uint16_t* strip = thread.packed.get<uint16_t>(product.strip_size());
-      for (int u = units.take(run); u < strips * blocks; u = units.take(run))
-        for (int j = u; j < u + run; ++j) {
-          const int number = j / blocks, first = j % blocks * kBlock;
-          if (thread.number != number)
-            product.pack_strip(product.strips[number], strip);
-          thread.number = number;
-          product.multiply(first, std::min(kBlock, rows - first),
-                           left + j % blocks * size, product.strips[number],
-                           strip, thread.sums);
-        }
+      auto multiply = [&](int number, int b) {
+        if (thread.number != number)
+          product.pack_strip(product.strips[number], strip);
+        thread.number = number;
+        product.multiply(b * kBlock, std::min(kBlock, rows - b * kBlock),
+                         left + b * size, product.strips[number], strip,
+                         thread.sums);
+      };
+      own.each(strips - shared, [&](int number) {
+        for (int b = 0; b < blocks; ++b) multiply(number, b);
+      });
+      units.each(shared * blocks, [&](int u) {
+        multiply(strips - shared + u / blocks, u % blocks);
+      });
     });
   }
 

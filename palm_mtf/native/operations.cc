@@ -69,7 +69,8 @@ void register_attention_operations() {
   register_operation(op, {"q: T", "k: T", "v: T", "masks: num_masks * int32"},
                      {"out: T"}, attrs);
   register_operation(
-    back, {"q: T", "k: T", "v: T", "dout: T", "masks: num_masks * int32"},
+    back,
+    {"q: T", "k: T", "v: T", "out: T", "dout: T", "masks: num_masks * int32"},
     {"dq: T", "dk: T", "dv: T"}, attrs);
   const char* to_cache = "PalmAttendToCache";
   register_operation(to_cache,

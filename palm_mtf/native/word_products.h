@@ -63,19 +63,34 @@ inline Floats add_product(Floats sum, const uint32_t* x, Words w) {
   return add_pairs(sum, reinterpret_cast<const uint16_t*>(x), w);
 }
 
+// Steps of a product's inner dimension, in words: from `begin` to before `end`.
+struct Steps {
+  int begin, end;
+};
+
 // Multiplies the first `rows` (at most kRows) rows of x by a panel; calls
 // use(row, sums) for each row.
 template <int kRows, class W, class Use>
-inline void word_tile(int rows, Left<W> x, const W* panel, int steps, Use use) {
+inline void word_tile(int rows, Left<W> x, const W* panel, Steps steps,
+                      Use use) {
   if constexpr (kRows > 1)
     if (rows < kRows) return word_tile<kRows - 1>(rows, x, panel, steps, use);
   Floats sums[kRows][kVectors] = {};
-  for (int k = 0; k < steps; ++k, panel += kColumns)
+  for (int k = steps.begin; k < steps.end; ++k)
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v)
-        sums[r][v] = add_product(sums[r][v], x.at + r * x.row + k * x.step,
-                                 load<Words>(panel + v * kLanes));
-  for (int r = 0; r < kRows; ++r) use(r, sums[r]);
+        sums[r][v] =
+          add_product(sums[r][v], x.at + r * x.row + k * x.step,
+                      load<Words>(panel + (k * kVectors + v) * kLanes));
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    Floats row[kVectors];  // a copy, because `sums` must stay in registers
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) row[v] = sums[r][v];
+    use(r, row);
+  }
 }
 
 // Does what `multiply_words` does, by tiles; kTileSize divides `steps`.
@@ -106,20 +121,25 @@ inline void multiply_words_by_tiles(Left<uint32_t> x, int rows,
 }
 
 // Multiplies `rows` rows of x by each panel. Calls use(row, column, sums) with
-// the kVectors registers of sums from `column` on.
-template <class W, class Use>
+// the kVectors registers of sums from `column` on. For rows from `first` to
+// before `last`, some(first, last, column) returns the steps that count: terms
+// of other steps are 0. If none counts, `use` may not be called.
+template <class W, class Some, class Use>
 inline void multiply_words(Left<W> x, int rows, Panels<W> panels, int steps,
-                           Use use) {
+                           Some some, Use use) {
   if constexpr (kHasTiles && std::is_same_v<W, uint32_t>)
     if (steps % kTileSize == 0)
       return multiply_words_by_tiles(x, rows, panels, steps, use);
   for (int p = 0; p < panels.count; ++p)
-    for (int first = 0; first < rows; first += kTileRows)
+    for (int first = 0; first < rows; first += kTileRows) {
+      const int last = std::min(first + kTileRows, rows);
+      const Steps own = some(first, last, p * kColumns);
+      if (own.begin >= own.end) continue;
       word_tile<kTileRows>(
-        std::min(kTileRows, rows - first),
-        Left<W>{x.at + first * x.row, x.row, x.step},
-        panels.at + p * panels.size, steps,
+        last - first, Left<W>{x.at + first * x.row, x.row, x.step},
+        panels.at + p * panels.size, own,
         [&](int r, const Floats* sums) { use(first + r, p * kColumns, sums); });
+    }
 }
 
 template <class T>

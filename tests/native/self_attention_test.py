@@ -51,7 +51,9 @@ def attended(q, k, v, dout, masks=(), threads=2):
     q, k, v, dout = (tf.constant(x) for x in (q, k, v, dout))
     masks = [tf.constant(x) for x in masks]
     out = native.attend(q, k, v, masks, threads=threads)
-    gradients = native.attend_gradient(q, k, v, dout, masks, threads=threads)
+    gradients = native.attend_gradient(
+      q, k, v, out, dout, masks, threads=threads
+    )
     return session.run([out, *gradients])
 
 

@@ -72,6 +72,7 @@ extern "C" void multiply_pairs(const uint32_t* x, const uint16_t* w, int rows,
     is_transposed ? Left<uint32_t>{x, 1, size_t(rows)}
                   : Left<uint32_t>{x, size_t(inner), 1};
   multiply_words(left, rows, panels, inner,
+                 [&](int, int, int) { return Steps{0, inner}; },
                  [&](int row, int column, const Floats* sums) {
                    const int size = std::min(kColumns, outer - column);
                    for (int i = 0; i < size; ++i)
