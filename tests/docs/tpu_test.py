@@ -36,6 +36,10 @@ def test_rehearsals_run_as_the_page_says(block, tmp_path, monkeypatch, capsys):
   ("recipe", "layout", "settings", "macros"),
   [
     ("palm_8b", "tpu_v5p_128", "", {"CHIP": "tpu_v5p", "NUM_PODS": 1}),
+    (
+      *("palm_8b", "tpu_v5p_128", ", 2 microbatches"),
+      {"CHIP": "tpu_v5p", "NUM_PODS": 1, "NUM_MICROBATCHES": 2},
+    ),
     ("palm_8b", "tpu_v6e_256", "", {"CHIP": "tpu_v6e", "NUM_PODS": 1}),
     (
       *("palm_62b", "tpu_v6e_256", ", 8 microbatches"),
