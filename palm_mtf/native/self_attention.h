@@ -289,17 +289,20 @@ class HeadGroup {
   }
 
   // Returns the sum of x * y, the mean of the gradients of a row's weights. In
-  // float32, adds in the order of products: a position that sees only itself
-  // then has scores with a gradient of 0.
+  // float32, rounds as products (`add_product`) do: a position that sees only
+  // itself then has scores with a gradient of 0.
   float dot(const T* x, const T* y) const {
-    if constexpr (sizeof(T) == 2)
+    if constexpr (sizeof(T) == 2) {
       return sum_of(sizes_.d_kv, [&](int i, auto kind) {
         using V = decltype(kind);
         return V(get<V>(x + i) * get<V>(y + i));
       });
-    float total = 0;
-    for (int i = 0; i < sizes_.d_kv; ++i) total += x[i] * y[i];
-    return total;
+    } else {
+      float total = 0;
+      for (int i = 0; i < sizes_.d_kv; ++i)
+        total = add_product(total, x[i], y[i]);
+      return total;
+    }
   }
 
   // Writes weights and gradients of scores, of a chunk, to the buffers.
