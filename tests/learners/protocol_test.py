@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run's program has settings only: no code, no path, nothing unknown."""
 
-import dataclasses
 import json
 
 import numpy as np
 import pytest
 
+from palm_mtf.config import ModelConfig
 from palm_mtf.errors import UserError
 from palm_mtf.learners.protocol import (
   Message,
@@ -17,12 +17,17 @@ from palm_mtf.learners.protocol import (
   read_program,
   write_chunks,
 )
-from tests.mesh import device_copies_test
 from tests.refusals import message_of
 from tests.settings import ADAMW, MUON, PALM_OPTIMIZER, step_config
 
-MODEL = dataclasses.replace(
-  device_copies_test.CONFIG,
+MODEL = ModelConfig(
+  num_layers=2,
+  d_model=16,
+  num_heads=2,
+  d_kv=8,
+  d_ff=32,
+  vocab_size=64,
+  sequence_length=8,
   layers="a, b",
   variants={"a": {"ATTENTION_WINDOW": 4}, "b": {"ROTARY_BASE": 500.0}},
 )
