@@ -109,37 +109,54 @@ def load_library() -> bytes:
     return _load_library()
 
 
-def _load_library() -> bytes:
-  digest = hashlib.sha256()
-  for part in sorted(_SOURCES.glob("*.[ch]*")):
-    digest.update(part.read_bytes())
-  version = importlib.metadata.version("tensorflow")
-  options = _choose_options()
-  folder, key = os.path.split(
-    cache_path("native", digest.hexdigest(), version, *options)
-  )
-  command = _find_compiler()
-  identity = _hash_compiler(command)
+def is_compiled() -> bool:
+  """Returns whether `load_library` need not compile; waits for no compiler."""
   try:
-    with open_cache(folder) as cache:
-      names = [f"{key}_{identity}.so"]
-      if not identity:
-        names = [x for x in cache.names() if x.startswith(f"{key}_")]
-      for content in cache.load(names).values():
-        return content
-  except FileNotFoundError:
-    pass
-  except CacheError as error:
-    warn_of(error)
+    return _read_cache(*_name_library()[:3]) is not None
+  except BuildError:
+    return False
+
+
+def _load_library() -> bytes:
+  folder, key, identity, command = _name_library()
+  content = _read_cache(folder, key, identity)
+  if content is not None:
+    return content
   if not identity:
     raise BuildError(f"{command[0]}: no such compiler; {_ADVICE}")
-  content = _compile([*command, *_FLAGS, *options], folder)
+  content = _compile([*command, *_FLAGS, *_choose_options()], folder)
   try:
     with open_cache(folder, make=True) as cache:
       cache.keep_newest(f"{key}_{identity}.so", content, _MOST_KEPT)
   except CacheError as error:
     warn_of(error)
   return content
+
+
+def _name_library() -> tuple[str, str, str, list[str]]:
+  # Returns the cache's folder, the beginning and the end of the library's name
+  # in it, and the compiler's command. The end is "" without a compiler.
+  digest = hashlib.sha256()
+  for part in sorted(_SOURCES.glob("*.[ch]*")):
+    digest.update(part.read_bytes())
+  version = importlib.metadata.version("tensorflow")
+  path = cache_path("native", digest.hexdigest(), version, *_choose_options())
+  command = _find_compiler()
+  return *os.path.split(path), _hash_compiler(command), command
+
+
+def _read_cache(folder: str, key: str, identity: str) -> bytes | None:
+  try:
+    with open_cache(folder) as cache:
+      names = [f"{key}_{identity}.so"]
+      if not identity:
+        names = [x for x in cache.names() if x.startswith(f"{key}_")]
+      return next(iter(cache.load(names).values()), None)
+  except FileNotFoundError:
+    pass
+  except CacheError as error:
+    warn_of(error)
+  return None
 
 
 def open_library() -> tuple[str, bytes]:

@@ -252,8 +252,10 @@ def test_a_library_is_compiled_while_a_command_does_other_work(
   caches, compiler
 ):
   compiler()
+  assert not build.is_compiled()
   build.compile_soon()
   assert build.load_library().endswith(b"-mword (1)")
+  assert build.is_compiled()
   assert len(files(caches)) == 1
 
 

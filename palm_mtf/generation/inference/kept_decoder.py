@@ -41,7 +41,7 @@ from palm_mtf.machine.processors import (
   thread_count,
   usable_cores,
 )
-from palm_mtf.native.build import BuildError, open_library
+from palm_mtf.native.build import BuildError, is_compiled, open_library
 
 if TYPE_CHECKING:  # at run time, these imports would load TensorFlow
   from palm_mtf.generation.decode.generate_program import DecodePrograms
@@ -178,6 +178,7 @@ class KeptDecoder(contextlib.AbstractContextManager):
     self._checkpoint, self._run = checkpoint, config
     self.config, self.client = config.model, self
     self._code: str | None = None
+    self._is_ending = False
     self._session: tensorflow_c.Session | None = None
     self._whole: LoadedDecoder | None = None
     # {sizes: programs}, which `_session` runs, or `_whole` has built.
@@ -187,6 +188,10 @@ class KeptDecoder(contextlib.AbstractContextManager):
     self._loading = self._thread.submit(self._load_weights)
 
   def _load_weights(self) -> None:
+    # While the operations are compiled, nothing is kept, and an error or Ctrl-C
+    # must not wait for this thread.
+    if not is_compiled():
+      return
     # Hash the code at the start, because this process continues to run it even
     # if another version is installed meanwhile.
     self._code = hash_code()
@@ -201,6 +206,8 @@ class KeptDecoder(contextlib.AbstractContextManager):
     prefix = os.path.abspath(self._checkpoint.prefix).encode()
     feeds = {f"{_WEIGHTS}/{described['prefix']}": prefix}
     for names in described["layers"]:
+      if self._is_ending:
+        return
       targets = [f"{_WEIGHTS}/{x}" for x in names]
       self._session.run(feeds, targets=targets)
 
@@ -225,6 +232,8 @@ class KeptDecoder(contextlib.AbstractContextManager):
 
   def _find(self, sizes: PromptBatch) -> KeptPrograms | None:
     futures.wait([self._loading])
+    if not (self._code or self._whole):
+      self._code = hash_code()
     if not self._code:
       return None
     prefix = f"texts_{len(self._built)}"
@@ -277,6 +286,7 @@ class KeptDecoder(contextlib.AbstractContextManager):
     return dict(zip(program.outputs, found, strict=True))
 
   def _free(self) -> None:
+    self._is_ending = True
     self._thread.shutdown()
     if self._session:
       self._session.close()

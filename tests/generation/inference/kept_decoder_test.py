@@ -8,6 +8,7 @@ docs/decoding.md: a second `generate` imports no Python package of TensorFlow.
 import dataclasses
 import io
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -192,3 +193,20 @@ def test_beam_searches_are_not_kept(generate, kept):
   # XLA compiles steps of a beam search.
   generate(f"--prompt={SHORT}", "--gin.NUM_BEAMS=2", "--gin.SAMPLE_TOKENS=2")
   assert not kept.exists()
+
+
+def test_ctrl_c_does_not_wait_for_the_compiler(
+  finished, kept, tmp_path, monkeypatch
+):
+  shutil.rmtree(kept.parent / "native")
+  compiler, begun = tmp_path / "compiler", tmp_path / "begun"
+  compiler.write_text(f"#!/bin/sh\ntouch {begun}\nexec sleep 600\n")
+  compiler.chmod(0o755)
+  monkeypatch.setenv("CXX", str(compiler))
+  command = ["generate", f"--model_dir={finished}", f"--prompt={SHORT}"]
+  process = processes.start("-m", "palm_mtf", *command)
+  processes.wait_until(begun.exists, process)
+  process.send_signal(signal.SIGINT)
+  _, err = process.communicate(timeout=60)
+  assert process.returncode == 130
+  assert err.endswith("palm_mtf: interrupted\n")
