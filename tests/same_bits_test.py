@@ -11,18 +11,14 @@ from tests import processes, runs
 
 pytestmark = pytest.mark.slow  # two runs for each case, in processes
 
-# The last commit before the package was redesigned. A commit that changes the
-# numbers of training on purpose also sets this to a later commit.
-BEFORE = "045d47fac502"
+# A commit that changes the numbers of training on purpose also sets this to a
+# later commit: the last such commit.
+BEFORE = "8e4e5be9c804"
 
 LAYOUT = {
   "MESH_SHAPE": "data:2,model:2",
   "LAYOUT": "batch:data,d_model_stored:data,heads:model,d_ff:model,vocab:model",
 }
-# Since then, CPUs with AVX512-BF16 but without AMX add up products of bfloat16
-# numbers in another order (native/matmul.h; its bounds: native/matmul_test.py).
-# Without AVX512-BF16, both versions multiply in float32.
-LIMITS = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}
 CASES = {
   "float32": {},
   "bfloat16": {"ACTIVATION_DTYPE": "bfloat16"},
@@ -106,8 +102,7 @@ def train(package, corpus, model_dir, macros):
   changes = {"TRAIN_STEPS": 6, "SAMPLE_STEPS": 6, **macros}
   command = runs.arguments("train", corpus, model_dir, **changes)
   # Python imports from the working folder first.
-  limits = LIMITS if "bfloat16" in macros.values() else {}
-  env = processes.environment(PYTHONPATH=str(package), **limits)
+  env = processes.environment(PYTHONPATH=str(package))
   # The package before does not know the flag that this process has set.
   env.pop("TF_XLA_FLAGS", None)
   result = subprocess.run(

@@ -73,7 +73,10 @@ class ServedWeights(contextlib.AbstractContextManager):
         self._num_slots,
         prompt_lookup=self._config.decode.prompt_lookup,
       )
-      self.decoder.prepare()
+      # Texts wait while a newer checkpoint loads, so keep this short: its
+      # programs are built when a text first needs them.
+      if not self._checkpoint:
+        self.decoder.prepare()
     except tf.errors.ResourceExhaustedError:
       raise UserError(
         f"--slots = {self._num_slots:,}: there is too little memory for their "
