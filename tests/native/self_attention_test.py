@@ -23,6 +23,8 @@ SHAPES = {
   "two blocks": (2, 300, 4, 64, False),
   "odd sizes": (3, 97, 3, 10, False),
   "two panels": (1, 130, 5, 80, False),
+  "odd heads": (2, 97, 3, 7, False),
+  "multi-head, odd heads": (1, 66, 2, 33, True),
   "multi-head": (2, 97, 3, 10, True),
   "multi-head, two panels": (1, 66, 2, 72, True),
 }
