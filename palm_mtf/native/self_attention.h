@@ -298,7 +298,12 @@ class HeadGroup {
         return V(get<V>(x + i) * get<V>(y + i));
       });
     float total = 0;
-    for (int i = 0; i < sizes_.d_kv; ++i) total += x[i] * y[i];
+    for (int i = 0; i < sizes_.d_kv; ++i)
+#if defined(__FP_FAST_FMAF)  // compilers might round vectors of x * y
+      total = __builtin_fmaf(to_float(x[i]), to_float(y[i]), total);
+#else
+      total += x[i] * y[i];
+#endif
     return total;
   }
 

@@ -75,6 +75,14 @@ def test_attention_and_gradients_equal_the_definition(shape, num_masks, dtype):
     assert np.abs(x - y).max() <= limit * max(np.abs(y).max(), 1e-3)
 
 
+@pytest.mark.parametrize("d_kv", [4, 7, 16, 64])
+def test_a_position_that_sees_only_itself_has_no_gradient_of_scores(d_kv):
+  given = random((1, 5, 2, d_kv, False), np.float32)
+  segments = np.arange(5, dtype=np.int32)[np.newaxis]
+  _, dq, dk, _ = attended(*given, [segments])
+  assert not dq.any() and not dk.any()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_threads_change_no_bit(dtype):
   shape = SHAPES["two blocks"]
