@@ -216,7 +216,7 @@ class HeadGroup {
     W* words = at_least(size_t(block.rows) * steps, copy);
     for (int r = 0; r < block.rows; ++r, words += steps) {
       const T* row = row_of(x, block, r);
-      for (int k = 0; k < steps; ++k) words[k] = word_at(row, k);
+      for (int k = 0; k < steps; ++k) words[k] = word_at(row, k, sizes_.d_kv);
     }
   }
 
@@ -383,7 +383,8 @@ class HeadGroup {
     W* at = at_least(size_t(steps) * width, to);
     Panels<W> panels = {at, width / kColumns, size_t(steps) * kColumns};
     auto numbers = reinterpret_cast<const Number<T>*>(rows.data());
-    pack_rows(numbers, size, block.rows, size, panels);
+    const size_t stride = size_t(words_of<T>(size)) * kRows;
+    pack_rows(numbers, stride, block.rows, size, panels);
     return panels;
   }
 

@@ -150,14 +150,17 @@ inline void multiply_words(Left<W> x, int rows, Panels<W> panels, int steps,
     }
 }
 
+// Returns word k of a row of `size` numbers. An odd size ends with half a word.
 template <class T>
-inline Word<T> word_at(const T* row, int k) {
-  if constexpr (kTogether<T> == 2) return load<uint32_t>(row + 2 * k);
-  else return to_float(row[k]);
+inline Word<T> word_at(const T* row, int k, int size) {
+  if constexpr (kTogether<T> == 2)
+    return 2 * k + 1 < size ? load<uint32_t>(row + 2 * k) : row[2 * k];
+  else
+    return to_float(row[k]);
 }
 
-// Packs x, [count, size] with `size` even, as a right operand whose columns are
-// the rows of x, so that products sum over `size`. `stride` is the row stride.
+// Packs x, [count, size], as a right operand whose columns are the rows of x, so
+// that products sum over `size`. `stride` is the row stride.
 template <class T>
 void pack_columns(const T* x, size_t stride, int count, int size,
                   Panels<Word<T>> to) {
@@ -165,7 +168,7 @@ void pack_columns(const T* x, size_t stride, int count, int size,
     Word<T>* column = to.at + c / kColumns * to.size + c % kColumns;
     const T* row = x + size_t(c) * stride;
     for (int k = 0; k < words_of<T>(size); ++k)
-      column[k * kColumns] = c < count ? word_at(row, k) : Word<T>{};
+      column[k * kColumns] = c < count ? word_at(row, k, size) : Word<T>{};
   }
 }
 

@@ -23,6 +23,8 @@ SHAPES = {
   "two blocks": (2, 300, 4, 64, False),
   "odd sizes": (3, 97, 3, 10, False),
   "two panels": (1, 130, 5, 80, False),
+  "odd heads": (2, 97, 3, 7, False),
+  "multi-head, odd heads": (1, 66, 2, 33, True),
   "multi-head": (2, 97, 3, 10, True),
   "multi-head, two panels": (1, 66, 2, 72, True),
 }
@@ -71,6 +73,14 @@ def test_attention_and_gradients_equal_the_definition(shape, num_masks, dtype):
   for x, y in zip(found, expected, strict=True):
     # A position that attends only to itself has no gradients of q and k.
     assert np.abs(x - y).max() <= limit * max(np.abs(y).max(), 1e-3)
+
+
+@pytest.mark.parametrize("d_kv", [4, 7, 16, 64])
+def test_a_position_that_sees_only_itself_has_no_gradient_of_scores(d_kv):
+  given = random((1, 5, 2, d_kv, False), np.float32)
+  segments = np.arange(5, dtype=np.int32)[np.newaxis]
+  _, dq, dk, _ = attended(*given, [segments])
+  assert not dq.any() and not dk.any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
