@@ -400,6 +400,8 @@ class Batcher:
       for i, x in self._running.items()
       if x.asked.max_tokens and i not in self._unread
     }
+    if rows or not self._unread:  # no step waits for prompts any more
+      self._tokens_ahead, self._together = 0, None
     if not rows:
       return
     single = {i: x for i, x in rows.items() if x.needs_single_steps}
@@ -425,7 +427,6 @@ class Batcher:
     if is_fed:
       with self._appending:
         self._fed = taking
-    self._tokens_ahead, self._together = 0, None
     # Feed all rows, even those that take no token from this call: for a missing
     # row, the decoder feeds zeros, which may overwrite its keys and values.
     found = self.engine.decoder.steps(

@@ -132,6 +132,20 @@ def test_prompts_that_come_while_the_first_is_read_begin_with_it(run):
   assert decoder.events == [31, 93, "s", "s"]
 
 
+def test_prompts_after_requests_without_texts_begin_together(run):
+  decoder = run.decoder
+  decoder.part_tokens, decoder.num_slots = 128, 2
+  asked = {"max_tokens": 0, "scores": True}
+  without = [run.row(*[5000] * 9, **asked) for _ in range(2)]
+  run.batcher.submit(without)
+  run.thread.start()
+  while not all(x.ended for x in without):
+    time.sleep(0.001)
+  run.batcher.submit([run.row(*[5000] * 101, max_tokens=2) for _ in range(2)])
+  run.end()
+  assert before_first_step(decoder) == ["p", "p", 128, 2 * 101 - 128]
+
+
 def test_texts_wait_for_at_most_2048_tokens_of_others(run):
   decoder = run.decoder
   decoder.part_tokens, decoder.num_slots = 128, 30
